@@ -22,7 +22,7 @@ namespace duet::ddp {
 namespace {
 
 /// The values of a module that are about to be overwritten: copies of them are out of date.
-Tensor written_values(nn::ParameterStore& store, const nn::Module::Range& range) {
+Tensor written_values(nn::FlatParameters& store, const nn::Module::Range& range) {
   store.values();
   const Tensor values = store.values_of(range.first_slot, range.slots);
   values.bump_version();
@@ -58,9 +58,9 @@ class ModuleHooks {
                        .find_unused_parameters = options.find_unused_parameters,
                        .static_graph = options.static_graph,
                        .comm_hook = options.comm_hook}),
-        at_begin_(store_.at_backward_begin([this] { backward_begins(); })),
-        on_ready_(store_.on_grad_ready([this](int slot) { grad_ready(slot); })),
-        at_end_(store_.at_backward_end([this] { backward_ended(); })) {}
+        at_begin_(store_.hooks().at_backward_begin([this] { backward_begins(); })),
+        on_ready_(store_.hooks().on_grad_ready([this](int slot) { grad_ready(slot); })),
+        at_end_(store_.hooks().at_backward_end([this] { backward_ended(); })) {}
 
   /// Of a forward: `x` is the first tensor of its input, or null. Throws UsageError for a shard of another world.
   RankWeights::Batch batch_of(const Variable* x) {
@@ -108,7 +108,7 @@ class ModuleHooks {
     if (syncs()) synchroniser_.backward_begins();
     weights().backward_begins(store_.zero_grad_count());
     if (group_.size() == 1) return;
-    const unsigned normalisers = store_.normalisers();
+    const unsigned normalisers = store_.hooks().normalisers();
     const bool global = (normalisers & kGlobalRows) != 0, part = (normalisers & kPartOfBatch) != 0;
     const unsigned others = normalisers & (global ? ~unsigned{kGlobalRows} : part ? unsigned{kOwnRows} : 0u);
     require<UsageError>(others == 0,
@@ -201,7 +201,7 @@ class ModuleHooks {
     for (int slot = first_; slot < first_ + count_; ++slot)
       if (add_sum_aside(slot, synchroniser_.reducer().used(mirrored(slot)))) store_.set_summed(slot);
     sums_aside_.clear();
-    store_.forget_normalisers();
+    store_.hooks().forget_normalisers();
     const std::int64_t step = synchroniser_.reducer().times().steps;
     if (options_.compare_parameters_every > 0 && !joins_.lasts() && step % options_.compare_parameters_every == 0)
       compare_parameters(step);
@@ -226,7 +226,7 @@ class ModuleHooks {
   RankWeights& weights() const { return *synchroniser_.weights(); }
   bool syncs() const { return !no_sync_.lasts(); }
 
-  nn::ParameterStore& store_;
+  nn::FlatParameters& store_;
   const int first_, count_;  // slots of the module
   ProcessGroup& group_;
   const DistributedDataParallelOptions& options_;
@@ -250,7 +250,7 @@ class ModuleHooks {
 DistributedDataParallel::DistributedDataParallel(nn::Module& module, ProcessGroup& group,
                                                  const DistributedDataParallelOptions& options)
     : module_(module), group_(group), options_(options) {
-  nn::ParameterStore& store = module_.parameters();
+  nn::FlatParameters& store = module_.parameters();
   const Range& range = module_.range();
   require<UsageError>(range.slots > 0,
                       "DistributedDataParallel is not needed when a module doesn't have any parameter that requires a "

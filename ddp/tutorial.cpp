@@ -10,8 +10,8 @@
 namespace duet::ddp {
 
 void average_gradients(nn::Module& model, ProcessGroup& group) {
-  nn::ParameterStore& store = model.parameters();
-  require<UsageError>((store.normalisers() & (kGlobalRows | kPartOfBatch)) == 0,
+  nn::FlatParameters& store = model.parameters();
+  require<UsageError>((store.hooks().normalisers() & (kGlobalRows | kPartOfBatch)) == 0,
                       "average_gradients divides by the number of ranks, but the loss was divided by the rows of the "
                       "global batch already: use batches without the loader's stamp, or DistributedDataParallel");
   const auto size = static_cast<float>(group.size());

@@ -94,7 +94,7 @@ struct ParallelApplyNode final : Node {
         filled[static_cast<std::size_t>(s)] |=
             static_cast<char>(took_part[static_cast<std::size_t>(i)] && replicas->context(i).store->has_gradient(s));
     fill_gaps(filled);
-    const nn::ParameterStore& store = *replicas->context(0).store;
+    const nn::FlatParameters& store = *replicas->context(0).store;
     bool adds_uses = false;
     for (int i = 0; i < replicas->size(); ++i) adds_uses |= replicas->context(i).store->added_uses();
     const Tensor destination = whole_place(g, store, filled);
@@ -112,7 +112,7 @@ struct ParallelApplyNode final : Node {
   /// A slot that one replica used and another did not is zero in the other.
   void fill_gaps(const PooledVector<char>& filled) {
     for (int i = 0; i < replicas->size(); ++i) {
-      nn::ParameterStore& store = *replicas->context(i).store;
+      nn::FlatParameters& store = *replicas->context(i).store;
       if (!took_part[static_cast<std::size_t>(i)]) continue;
       for (int s = 0; s < store.slot_count(); ++s)
         if (!store.has_gradient(s) && filled[static_cast<std::size_t>(s)]) {
@@ -123,7 +123,7 @@ struct ParallelApplyNode final : Node {
   }
 
   /// The model's own flat gradient, if all slots are wanted there: then the sum is written where it belongs.
-  Tensor whole_place(const Gradients& g, const nn::ParameterStore& store, const PooledVector<char>& filled) const {
+  Tensor whole_place(const Gradients& g, const nn::FlatParameters& store, const PooledVector<char>& filled) const {
     for (std::size_t s = 0; s < filled.size(); ++s)
       if (!filled[s] || !g.inputs[inputs.size() + s].defined()) return {};
     for (std::size_t s = 0; s < filled.size(); ++s)

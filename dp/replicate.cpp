@@ -184,7 +184,7 @@ void Replicas::make_contexts(const nn::Context& model) {
     contexts_.back().batch_sums = &sums_.of(static_cast<int>(contexts_.size()) - 1);
   }
   if (std::all_of(devices_.begin(), devices_.end(), [&](Device d) { return shares_memory(d, devices_[0]); }))
-    model.store->set_threads(threads_);
+    model.store->residence().set_threads(threads_);
   replicated_ = model.store;
   // With an owner of its own: the site expires when the contexts are made of another store.
   site_ = can_persist(model) ? std::shared_ptr<UpdateSite>(std::make_shared<char>(), this) : nullptr;
@@ -208,7 +208,9 @@ void Replicas::require_same_values() const {
   }
 }
 
-bool Replicas::holds_values() const { return site_ != nullptr && has_values_ && replicated_->update_site() == site_; }
+bool Replicas::holds_values() const {
+  return site_ != nullptr && has_values_ && replicated_->residence().update_site() == site_;
+}
 
 void Replicas::attach_to_recording() {
   attach_once(devices_[0], recording_,
@@ -223,7 +225,7 @@ void Replicas::prepare_replay(int contexts_number) {
   for (std::size_t i = 1; i < stores_.size(); ++i) copy(values, std::as_const(*stores_[i]).values());
   has_values_ = true;
   has_gradients_ = false;
-  replicated_->set_update_site(site_);
+  replicated_->residence().set_update_site(site_);
 }
 
 void Replicas::replicate(const nn::Context& model, int count, const nn::DrawCounts::Range& rows) {
@@ -260,7 +262,7 @@ void Replicas::replicate(const nn::Context& model, int count, const nn::DrawCoun
   if (site_ == nullptr || holds) return;
   has_values_ = true;
   has_gradients_ = false;
-  model.store->set_update_site(site_);
+  model.store->residence().set_update_site(site_);
 }
 
 void Replicas::update(nn::OptimizerState& state, Rule rule) {
@@ -279,7 +281,7 @@ void Replicas::update(nn::OptimizerState& state, Rule rule) {
   }
   attach_once(devices_[0], copies->updated_in,
               [&](int recording) { return std::make_shared<RecordedUpdate>(copies, copies->recording == recording); });
-  const nn::ParameterStore& model = *replicated_;
+  const nn::FlatParameters& model = *replicated_;
   for (std::size_t i = 1; !has_gradients_ && i < stores_.size(); ++i) copy(model.gradients(), stores_[i]->gradients());
   has_gradients_ = true;
   has_values_ = false;  // until all of them are updated

@@ -25,7 +25,7 @@ enum class Refresh {
   /// Copied from the first device in every forward, as PyTorch does.
   per_forward,
   /// Devices that share memory read the same values. Others keep copies, and the sum of the gradients is given to all
-  /// of them, so that an optimizer updates every copy: see Note [Update sites] in lib/nn/parameters.h. Where the
+  /// of them, so that an optimizer updates every copy: see Note [Update sites] in lib/nn/residence.h. Where the
   /// module is only a part of a model, or devices of several kinds take part, they are copied in every forward.
   persistent,
 };
@@ -130,9 +130,9 @@ class Replicas final : public std::enable_shared_from_this<Replicas>, private nn
   Refresh refresh_;
   DeviceSum sum_;
   Forward forward_;
-  std::vector<std::unique_ptr<nn::ParameterStore>> stores_;
+  std::vector<std::unique_ptr<nn::FlatParameters>> stores_;
   std::vector<nn::Context> contexts_;
-  nn::ParameterStore* replicated_ = nullptr;  // the store of which the contexts were made
+  nn::FlatParameters* replicated_ = nullptr;  // the store of which the contexts were made
   int contexts_number_ = 0;                   // counts how often they were
   int recording_ = 0;                         // the last recording that holds a forward
   std::shared_ptr<UpdateSite> site_;          // this, for replicated_; null where values are copied in each forward

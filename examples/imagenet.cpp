@@ -213,7 +213,7 @@ double Training::validate() {
   Meters meters;
   const ProgressMeter progress("Test: ", val_loader_->steps(), {&step_time, &meters.loss, &meters.top1, &meters.top5});
   const NoGrad no_grad;
-  nn::ParameterStore& store = network_.model->parameters();
+  nn::FlatParameters& store = network_.model->parameters();
   const int buffers = static_cast<int>(store.buffers().size());
   if (place_.group != nullptr && buffers > 0)  // the running statistics of rank 0 are those that are saved
     place_.group->broadcast(store.buffer_run(0, buffers)).wait();

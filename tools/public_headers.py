@@ -16,7 +16,7 @@ ROOT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..")
 UMBRELLA = "duet.h"
 FOR_TORCH = ("torch/ddp.h", "torch/dp.h", "torch/module_adapter.h", "torch/c10d/backend.h")
 # Never installed: of programs, of the backends' insides, of single source files.
-PRIVATE = re.compile(r"lib/backend/(arithmetic|cpu|cuda)/.*|ddp/(gloo|mpi|nccl)/.*|ddp/store/(connection|tcp_store_wire)\.h|(cli|examples|tests)/.*")
+PRIVATE = re.compile(r"lib/backend/(arithmetic\.h|(cpu|cuda)/.*)|ddp/(gloo|mpi|nccl)/.*|ddp/store/(connection|tcp_store_wire)\.h|(cli|examples|tests)/.*")
 INCLUDE = re.compile(r'^(\s*#\s*include\s*)"([^"\n]+)"', re.M)
 ONCE = "#pragma once\n"
 # An older standard is reported once, not once more by every line that needs this one.

@@ -374,7 +374,7 @@ std::unique_ptr<nn::Module> make_network(const Training& options, std::int64_t d
 }
 
 std::string parameters_sha256(nn::Module& model) {
-  const nn::ParameterStore& store = model.parameters();
+  const nn::FlatParameters& store = model.parameters();
   Sha256 hash;
   for (int slot = 0; slot < store.slot_count(); ++slot) {
     const Tensor value = store.value(slot).to(Device{});

@@ -66,7 +66,7 @@ void Module::train(bool on) {
 }
 
 void Module::zero_grad() {
-  ParameterStore& store = parameters();  // which numbers the slots
+  FlatParameters& store = parameters();  // which numbers the slots
   store.zero_grad(range().first_slot, range().slots);
 }
 
@@ -200,7 +200,7 @@ void Module::make_values() {
   collect("", slots, buffers);
   Numbering numbering{.model_id = ++last_id};
   number(numbering);
-  store_ = std::make_unique<ParameterStore>(std::move(slots), buffers, Device{});
+  store_ = std::make_unique<FlatParameters>(std::move(slots), buffers, Device{});
   store_->set_model_id(model_id_);
   context_.store = store_.get();
 }
@@ -211,7 +211,7 @@ void Module::draw_values(Mt19937& generator, bool adopt) {
   store_->zero_grad();
 }
 
-void Module::fill_values(ParameterStore& store, Mt19937& generator, bool adopt) {
+void Module::fill_values(FlatParameters& store, Mt19937& generator, bool adopt) {
   if (parent_ != nullptr && store_ != nullptr) {  // values from before it was registered
     if (adopt) adopt_values(store);
     store_.reset();
@@ -227,20 +227,20 @@ void Module::fill_values(ParameterStore& store, Mt19937& generator, bool adopt) 
   if (redraw_) draw_over(store, generator, redraw_);
 }
 
-void Module::draw(ParameterStore& store, std::size_t parameter, const Fill& fill, Mt19937& generator) const {
+void Module::draw(FlatParameters& store, std::size_t parameter, const Fill& fill, Mt19937& generator) const {
   const Tensor drawn = empty(parameters_[parameter].shape);
   fill(drawn.span<float>(), generator);
   copy(drawn, store.value(range_.first_slot + static_cast<int>(parameter)));
 }
 
-void Module::draw_over(ParameterStore& store, Mt19937& generator, const Redraw& redraw) const {
+void Module::draw_over(FlatParameters& store, Mt19937& generator, const Redraw& redraw) const {
   if (adopted_) return;
   for (std::size_t i = 0; i < parameters_.size(); ++i)
     if (const Fill fill = redraw(*this, parameters_[i].name, parameters_[i].shape)) draw(store, i, fill, generator);
   for (const Child& own : children_) child(own).draw_over(store, generator, redraw);
 }
 
-void Module::adopt_values(ParameterStore& store) const {
+void Module::adopt_values(FlatParameters& store) const {
   for (int slot = 0; slot < range_.slots; ++slot) copy(store_->value(slot), store.value(range_.first_slot + slot));
   copy(store_->buffer_run(0, range_.buffers), store.buffer_run(range_.first_buffer, range_.buffers));
 }
@@ -261,7 +261,7 @@ void Module::initialise(std::uint64_t seed) {
 void Module::to(Device device) {
   require<UsageError>(parent_ == nullptr, "move the whole model, not ", type_name(), ", a part of it");
   if (is_wrapper()) return child(children_.front()).to(device);
-  ParameterStore& store = parameters();
+  FlatParameters& store = parameters();
   if (store.device() == device) return;
   require_not_held(concat("move from ", store.device(), " to ", device));
   store.move_to(device);

@@ -1,4 +1,4 @@
-// Modules: descriptions of networks. Their values live in a ParameterStore, found through a Context.
+// Modules: descriptions of networks. Their values are FlatParameters, found through a Context.
 #pragma once
 
 #include <cstddef>
@@ -11,8 +11,8 @@
 
 #include "lib/error.h"
 #include "lib/nn/draw_counts.h"
+#include "lib/nn/flat_parameters.h"
 #include "lib/nn/init.h"
-#include "lib/nn/parameters.h"
 #include "lib/nn/value.h"
 #include "lib/random.h"
 #include "lib/tensor.h"
@@ -26,7 +26,7 @@ namespace duet::nn {
 /// One set of values for a module, with the random key of a run. A replica is the same module with another context.
 /// Used by one thread at a time.
 struct Context {
-  ParameterStore* store = nullptr;
+  FlatParameters* store = nullptr;
   int first_slot = 0;      // number that the store's slot 0 has in the module tree
   int first_buffer = 0;    // the same for buffers
   std::uint64_t seed = 0;  // key of dropout
@@ -87,7 +87,7 @@ class Module {
 
   /// The values of the whole model that this module belongs to. When they do not exist yet they are made on cpu:0 and
   /// initialised from seed 0, save that parts which had values before they were registered bring them along.
-  ParameterStore& parameters() { return *context().store; }
+  FlatParameters& parameters() { return *context().store; }
   /// The context of the whole model.
   Context& context();
   /// Whether it and its parts add up over rows as Note [Sums over samples] in lib/backend/backend.h says: only then has
@@ -226,10 +226,10 @@ class Module {
   void make_values();
   void draw_values(Mt19937& generator, bool adopt);
   void collect(const std::string& prefix, std::vector<Slot>& slots, std::vector<NamedTensor>& buffers) const;
-  void fill_values(ParameterStore& store, Mt19937& generator, bool adopt);
-  void adopt_values(ParameterStore& store) const;
-  void draw(ParameterStore& store, std::size_t parameter, const Fill& fill, Mt19937& generator) const;
-  void draw_over(ParameterStore& store, Mt19937& generator, const Redraw& redraw) const;
+  void fill_values(FlatParameters& store, Mt19937& generator, bool adopt);
+  void adopt_values(FlatParameters& store) const;
+  void draw(FlatParameters& store, std::size_t parameter, const Fill& fill, Mt19937& generator) const;
+  void draw_over(FlatParameters& store, Mt19937& generator, const Redraw& redraw) const;
   void append_state(const std::string& prefix, const Context& own, std::vector<NamedTensor>& state) const;
   void append_text(std::string& text, int indent) const;
   [[noreturn]] void rethrow_named(const Error& error) const;
@@ -244,7 +244,7 @@ class Module {
   std::uint64_t model_id_ = 0;  // that of the model's values; 0: not numbered
   Range range_;
   std::uint32_t layer_ = 0;
-  std::unique_ptr<ParameterStore> store_;  // of a root; of a part only until the model's values are made
+  std::unique_ptr<FlatParameters> store_;  // of a root; of a part only until the model's values are made
   bool adopted_ = false;                   // the model has taken this part's values
   Context context_;
 };

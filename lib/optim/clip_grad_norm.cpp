@@ -9,8 +9,8 @@ namespace duet::optim {
 
 double clip_grad_norm(nn::Module& module, double max_norm, bool error_if_nonfinite) {
   require<UsageError>(max_norm > 0, "clip_grad_norm: max_norm is ", max_norm, ", expected above 0");
-  nn::ParameterStore& store = module.parameters();
-  const nn::ParameterStore& read = store;
+  nn::FlatParameters& store = module.parameters();
+  const nn::FlatParameters& read = store;
   const int first = module.range().first_slot, end = first + module.range().slots;
   Backend& kernels = backend(read.gradients());
   double squares = 0;

@@ -41,7 +41,7 @@ void remark_no_gradients(const std::string& kind) {
 
 Optimizer::Optimizer(nn::Module& model, std::string kind, float lr, std::vector<std::string> buffers, bool counts_steps)
     : store_(model.parameters()),
-      held_(store_.hold(kind)),
+      held_(store_.residence().hold(kind)),
       kind_(std::move(kind)),
       initial_lr_(lr),
       buffer_names_(std::move(buffers)),
@@ -73,7 +73,7 @@ bool Optimizer::in_step() const {
 }
 
 void Optimizer::divide(const nn::UpdateRun& run, std::int64_t step) const {
-  store_.divide([&](int share, int shares) { update(run, step, share, shares); });
+  store_.residence().divide([&](int share, int shares) { update(run, step, share, shares); });
 }
 
 void Optimizer::update_run(const nn::UpdateRun& run) const {
@@ -96,7 +96,7 @@ void Optimizer::step() {
     store_.variable(number_of(i)).value().bump_version();
   }
   if (!any) return remark_no_gradients(kind_);
-  const std::shared_ptr<nn::UpdateSite> site = store_.update_site();
+  const std::shared_ptr<nn::UpdateSite> site = store_.residence().update_site();
   if (site == nullptr || site_.lock() != site) state_.at_site.reset();
   site_ = site;
   if (site != nullptr) {

@@ -7,15 +7,15 @@
 #include <string>
 #include <vector>
 
+#include "lib/nn/flat_parameters.h"
 #include "lib/nn/module.h"
-#include "lib/nn/parameters.h"
 
 namespace duet::optim {
 
 /// Base of the optimizers, as torch.optim.Optimizer: an own one implements update(). It updates the parameters of the
 /// module that it is made of, a whole model, or a part of one such as `model.head`; of a wrapper those of what it
 /// wraps. Parameters without a gradient are left alone. One kernel updates them all when all have one and were updated
-/// equally often. Where a wrapper has set an update site (Note [Update sites] in lib/nn/parameters.h), the update takes
+/// equally often. Where a wrapper has set an update site (Note [Update sites] in lib/nn/residence.h), the update takes
 /// place there. While an optimizer lives, the model stays on its device. Not thread-safe.
 class Optimizer {
  public:
@@ -64,8 +64,8 @@ class Optimizer {
   Tensor part(const Tensor& buffer, const nn::Slot& slot) const;
   std::vector<std::string> state_names(const nn::Slot& slot) const;
 
-  nn::ParameterStore& store_;
-  nn::ParameterStore::Hold held_;
+  nn::FlatParameters& store_;
+  nn::Residence::Hold held_;
   std::string kind_;
   float lr_ = 0, initial_lr_;
   std::vector<std::string> buffer_names_;

@@ -13,10 +13,10 @@ using namespace duet_test;
 
 TEST_CASE("the hook of a parameter fires once per backward, when its last contribution is in") {
   Branches net;
-  nn::ParameterStore& store = net.parameters();
+  nn::FlatParameters& store = net.parameters();
   std::vector<int> fired;
   std::vector<float> seen;
-  const nn::HookHandle hook = store.on_grad_ready([&](int slot) {
+  const nn::HookHandle hook = store.hooks().on_grad_ready([&](int slot) {
     fired.push_back(slot);
     if (slot == 0) seen = numbers(store.gradient(0));
   });
@@ -35,9 +35,9 @@ TEST_CASE("the hook of a parameter fires while backward still has operators to r
   net.add<nn::Linear>(3, 3);
   net.add<nn::Linear>(3, 2);
   net.initialise(1);
-  nn::ParameterStore& store = net.parameters();
+  nn::FlatParameters& store = net.parameters();
   std::vector<std::vector<float>> seen;  // the first layer's gradient, whenever another one is ready
-  const nn::HookHandle hook = store.on_grad_ready([&](int) { seen.push_back(numbers(store.gradient(0))); });
+  const nn::HookHandle hook = store.hooks().on_grad_ready([&](int) { seen.push_back(numbers(store.gradient(0))); });
   loss_of(net).backward();
   REQUIRE(seen.size() == 4);
   CHECK(std::all_of(seen.front().begin(), seen.front().end(), [](float value) { return value == 0; }));
@@ -49,20 +49,20 @@ TEST_CASE("hooks coexist, unregister, and end before a store or after it") {
   {
     Branches net;
     int first = 0, second = 0, ends = 0;
-    nn::HookHandle a = net.parameters().on_grad_ready([&](int) { ++first; });
-    const nn::HookHandle b = net.parameters().on_grad_ready([&](int) { ++second; });
-    survivor = net.parameters().at_backward_end([&] { ++ends; });
+    nn::HookHandle a = net.parameters().hooks().on_grad_ready([&](int) { ++first; });
+    const nn::HookHandle b = net.parameters().hooks().on_grad_ready([&](int) { ++second; });
+    survivor = net.parameters().hooks().at_backward_end([&] { ++ends; });
     loss_of(net).backward();
     CHECK((first == 4 && second == 4 && ends == 1));
-    a.remove();
-    a.remove();
+    a.reset();
+    a.reset();
     loss_of(net).backward();
     CHECK((first == 4 && second == 8 && ends == 2));
     // A run that reaches no parameter ends without them.
     ops::relu(leaf({1})).backward();
     CHECK(ends == 2);
   }
-  survivor.remove();
+  survivor.reset();
 }
 
 TEST_CASE("a hook may remove itself, or the next one, while it runs") {
@@ -71,12 +71,12 @@ TEST_CASE("a hook may remove itself, or the next one, while it runs") {
   std::string said;
   int others = 0;
   nn::HookHandle self, next;
-  self = net.parameters().on_grad_ready([&, text](int) {
-    self.remove();
-    next.remove();
+  self = net.parameters().hooks().on_grad_ready([&, text](int) {
+    self.reset();
+    next.reset();
     said += text;
   });
-  next = net.parameters().on_grad_ready([&](int) { ++others; });
+  next = net.parameters().hooks().on_grad_ready([&](int) { ++others; });
   loss_of(net).backward();
   CHECK(said == text);
   CHECK(others == 0);

@@ -190,7 +190,7 @@ TEST_CASE("an exception in a backward leaves the tape's leaves usable") {
 
 TEST_CASE("zero_grad then backward overwrites, backward twice adds") {
   Branches net;
-  nn::ParameterStore& store = net.parameters();
+  nn::FlatParameters& store = net.parameters();
   loss_of(net).backward();
   const std::vector<float> once = numbers(store.gradient(0)), bias = numbers(store.gradient(5));
   loss_of(net).backward();
@@ -206,7 +206,7 @@ TEST_CASE("zero_grad then backward overwrites, backward twice adds") {
 TEST_CASE("an unused parameter has no gradient, and SGD leaves it alone") {
   for (const float momentum : {0.0f, 0.9f}) {
     Branches net;
-    nn::ParameterStore& store = net.parameters();
+    nn::FlatParameters& store = net.parameters();
     optim::SGD opt(net, {.lr = 0.1f, .momentum = momentum, .weight_decay = 0.5f});
     const std::vector<float> before = numbers(store.value(2)), used = numbers(store.value(0));
     for (int i = 0; i < 2; ++i) {

@@ -96,7 +96,7 @@ Doubles linear_backward(const double* x, const Doubles& w, const Doubles& dy, Do
 
 }  // namespace
 
-SimpleCNN64::SimpleCNN64(const duet::nn::ParameterStore& store) {
+SimpleCNN64::SimpleCNN64(const duet::nn::FlatParameters& store) {
   for (int i = 0; i < store.slot_count(); ++i) {
     const auto values = store.value(i).span<float>();
     const Doubles zeros(values.size(), 0);

@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "lib/nn/parameters.h"
+#include "lib/nn/flat_parameters.h"
 
 namespace duet_test {
 
@@ -28,7 +28,7 @@ struct StepInput {
 class SimpleCNN64 {
  public:
   /// With the model's values now.
-  explicit SimpleCNN64(const duet::nn::ParameterStore& store);
+  explicit SimpleCNN64(const duet::nn::FlatParameters& store);
 
   /// Forward and backward; returns the loss and leaves the gradients.
   double run(const StepInput& input);

@@ -104,7 +104,7 @@ TEST_CASE("the losses of 20 steps are within 1e-5 of oneDNN's path and of loops 
 TEST_CASE("gradients are within 1e-5 of loops in double that take the run's own maxima") {
   const data::ImageDataset set = data::draw_digits(2, 4 * kRows);
   nn::SimpleCNN model(kSeed);
-  nn::ParameterStore& store = model.parameters();
+  nn::FlatParameters& store = model.parameters();
   benchmarks::BareStep step(store, set, kRows, kSeed);
   for (std::int64_t number = 0; number < 4; ++number) {
     SimpleCNN64 exact(store);

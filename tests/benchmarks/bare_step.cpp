@@ -7,7 +7,7 @@
 
 namespace duet::benchmarks {
 
-BareStep::BareStep(nn::ParameterStore& store, const data::ImageDataset& images, std::int64_t batch, std::uint64_t seed)
+BareStep::BareStep(nn::FlatParameters& store, const data::ImageDataset& images, std::int64_t batch, std::uint64_t seed)
     : store_(store), images_(images), seed_(seed), kernels_(backend(store.values())) {
   first_ = {.conv = {3, 3, 1, 1, 1, 1}, .pool = {2, 2, 2, 2, 0, 0}, .dropout = {}};
   second_ = first_;

@@ -8,7 +8,7 @@
 
 #include "lib/backend/backend.h"
 #include "lib/data/dataset.h"
-#include "lib/nn/parameters.h"
+#include "lib/nn/flat_parameters.h"
 
 namespace duet::benchmarks {
 
@@ -16,7 +16,7 @@ namespace duet::benchmarks {
 /// the tape's, are two. It trains `store`, the values of a SimpleCNN, by SGD; dropout is keyed as the model's.
 class BareStep {
  public:
-  BareStep(nn::ParameterStore& store, const data::ImageDataset& images, std::int64_t batch, std::uint64_t seed);
+  BareStep(nn::FlatParameters& store, const data::ImageDataset& images, std::int64_t batch, std::uint64_t seed);
 
   /// Trains on these samples (exactly `batch` of them) and returns the loss.
   float run(std::span<const std::int64_t> samples, std::int64_t step, const SGDRule& rule);
@@ -40,7 +40,7 @@ class BareStep {
   void forward(std::int64_t step);
   void backward();
 
-  nn::ParameterStore& store_;
+  nn::FlatParameters& store_;
   const data::ImageDataset& images_;
   std::uint64_t seed_;
   Backend& kernels_;

@@ -40,7 +40,7 @@ TEST_CASE("a network in a file is made, and has the weights that its seed draws"
   named.model = "linear";
   const auto network = make_network(options, 10), same = make_network(named, 10);
   CHECK(network->str() == same->str());
-  const duet::nn::ParameterStore &a = network->parameters(), &b = same->parameters();
+  const duet::nn::FlatParameters &a = network->parameters(), &b = same->parameters();
   REQUIRE(a.slot_count() == b.slot_count());
   CHECK(a.value(0).span<float>()[77] == b.value(0).span<float>()[77]);
 }

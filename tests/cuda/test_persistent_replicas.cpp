@@ -129,7 +129,7 @@ const std::vector<Between> kStories = {
      }},
     {"gradients written by a hook",
      [](Training& t) {
-       const nn::HookHandle hook = t.model.parameters().on_grad_ready([&](int slot) {
+       const nn::HookHandle hook = t.model.parameters().hooks().on_grad_ready([&](int slot) {
          const Tensor gradient = t.model.parameters().gradient(slot);
          backend(gradient).scale(gradient, 0.5f);
        });

@@ -29,7 +29,7 @@ struct Step {
     loss = static_cast<double>(mean.item());
     log_probabilities = as_array(out.value());
   }
-  nn::ParameterStore store;
+  nn::FlatParameters store;
   double loss = 0;
   Array log_probabilities;
 };

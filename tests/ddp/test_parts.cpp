@@ -134,7 +134,7 @@ TEST_CASE("a sum over the ranks stays where a backward does not reach it") {
     DistributedDataParallel net(model, group, {.find_unused_parameters = true});
     const Batch batch = shard(make_batch(kRows, 0), group.rank(), 2).to(model.parameters().device());
     ops::nll_loss(net(batch.images), batch.labels).backward();
-    const nn::ParameterStore& store = model.parameters();
+    const nn::FlatParameters& store = model.parameters();
     const int last = store.slot_count() - 1;
     const float sum = store.gradient(last).span<float>()[0], before = store.gradient(0).span<float>()[0];
     model.backbone.zero_grad();
@@ -207,7 +207,7 @@ TEST_CASE("average_gradients averages the gradients of the part that it is given
   run_ranks(Over::memory, 2, [&](ProcessGroup& group) {
     TwoParts model(kSeed);
     model.to({DeviceKind::cpu, group.rank()});
-    nn::ParameterStore& store = model.parameters();
+    nn::FlatParameters& store = model.parameters();
     for (int slot = 0; slot < store.slot_count(); ++slot) {
       const Tensor gradient = store.gradient(slot);
       std::ranges::fill(gradient.span<float>(), static_cast<float>(group.rank()));

@@ -116,7 +116,7 @@ TEST_CASE("work on the flat buffers is divided among the replicas' threads, whil
   const auto threads_of = [&] {
     std::vector<std::thread::id> ids(4);
     calls = 0;
-    model.parameters().divide([&](int share, int shares) {
+    model.parameters().residence().divide([&](int share, int shares) {
       too_many += shares > 4;
       ids[static_cast<std::size_t>(share)] = std::this_thread::get_id();
       ++calls;

@@ -64,7 +64,7 @@ TEST_CASE("a planted allocation in a step is seen") {
   training.step();
   training.step();
   std::unique_ptr<int> planted;
-  const nn::HookHandle hook = training.model.parameters().on_grad_ready([&](int slot) {
+  const nn::HookHandle hook = training.model.parameters().hooks().on_grad_ready([&](int slot) {
     if (slot == 0) planted = std::make_unique<int>(slot);
   });
   long own = 0;

@@ -65,7 +65,7 @@ std::vector<Tensor> results(Module& net, const Shape& input) {
   net.zero_grad();
   y.backward(random_input(y.shape()));
   std::vector<Tensor> all = {y.value(), x.grad()};
-  const ParameterStore& store = net.parameters();
+  const FlatParameters& store = net.parameters();
   for (int slot = 0; slot < store.slot_count(); ++slot) all.push_back(store.gradient(slot).clone());
   return all;
 }
@@ -225,7 +225,7 @@ TEST_CASE("the end of a residual block has the values and gradients of norm, add
 TEST_CASE("a fused dropout has the key of its layer") {
   Net net({layer<Linear>(6, 8), layer<ReLU>(), layer<Dropout>(0.5)});
   const Tensor x = random_input({5, 6});
-  const ParameterStore& store = net.parameters();
+  const FlatParameters& store = net.parameters();
   const Variable linear = ops::linear(x, store.value(0), store.value(1));
   const Tensor expected = ops::dropout(ops::relu(linear), {.seed = 7, .step = 3, .layer = 3, .p = 0.5f}).value();
   const Tensor got = net(x).value();

@@ -66,7 +66,7 @@ TEST_CASE("initialise draws into the values that optimizers and wrappers hold") 
     CAPTURE(devices);
     const auto model = small_net();
     optim::SGD opt(*model, {.lr = 0.1f});
-    const ParameterStore* const before = &model->parameters();
+    const FlatParameters* const before = &model->parameters();
     std::unique_ptr<dp::DataParallel> wrapper;
     if (devices > 0)
       wrapper = std::make_unique<dp::DataParallel>(
@@ -119,7 +119,7 @@ TEST_CASE("tensors taken before DistributedDataParallel hold what it trains, and
   ddp::run_rank_threads(2, [&](ddp::ProcessGroup& group) {
     TutorialLinear model(4, 2);
     model.initialise(std::uint64_t{3});
-    ParameterStore& store = model.parameters();
+    FlatParameters& store = model.parameters();
     const std::vector<NamedTensor> state = model.state_dict();
     const Tensor gradient = store.gradient(0), gradients = store.gradients(), alias = gradients.alias(kOther);
     const auto is = [](const Tensor& earlier, const Tensor& now) {
@@ -155,7 +155,7 @@ TEST_CASE("initialise stays on the device that the values were moved to") {
 
 TEST_CASE("a model moves under a reference to its store") {
   TutorialLinear model(4, 2);
-  ParameterStore& store = model.parameters();
+  FlatParameters& store = model.parameters();
   const std::vector<float> before = values_of(model);
   model.to(kOther);
   CHECK(&model.parameters() == &store);

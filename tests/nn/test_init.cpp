@@ -109,7 +109,7 @@ TEST_CASE("a network draws over its layers' values after all of them, and before
   const std::vector<std::string> expected = {"27b7fd68353fb6b2", "be1570ae888afb5d", "8a48261134ded8c0",
                                              "9d908ecfb6b256de", "b6f4f5be0c2af3c7", "15ec7bf0b50732b4",
                                              "433735eea58d591d", "c4b28ee10d742bc7"};
-  const ParameterStore& store = model.parameters();
+  const FlatParameters& store = model.parameters();
   REQUIRE(store.slot_count() == 8);
   for (int slot = 0; slot < 8; ++slot) {
     INFO(store.slots()[static_cast<std::size_t>(slot)].name);

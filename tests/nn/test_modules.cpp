@@ -191,7 +191,7 @@ TEST_CASE("load_state_dict names the tensor that does not fit, and changes nothi
 
 TEST_CASE("slots lie in reverse order of registration, at multiples of 16 bytes, with zeros between them") {
   SimpleCNN model(1);
-  const ParameterStore& store = model.parameters();
+  const FlatParameters& store = model.parameters();
   std::int64_t offset = 0;
   for (int slot = store.slot_count() - 1; slot >= 0; --slot) {
     for (; offset % 4 != 0; ++offset) {
@@ -212,7 +212,7 @@ TEST_CASE("buffers of all types lie in one piece, in the order of registration, 
   Sequential model;
   model.add<BatchNorm2d>(3);
   model.add<BatchNorm2d>(2);
-  const ParameterStore& store = model.parameters();
+  const FlatParameters& store = model.parameters();
   const Tensor all = store.buffer_run(0, 6), second = store.buffer_run(3, 3);
   CHECK(all.bytes() == 6 * 16);
   CHECK(second.bytes() == 3 * 16);

@@ -43,7 +43,7 @@ std::string names_digest(Module& model) {
 /// Digest of all parameters in the order of registration.
 std::string values_digest(Module& model) {
   Sha256 sha;
-  const ParameterStore& store = model.parameters();
+  const FlatParameters& store = model.parameters();
   for (int slot = 0; slot < store.slot_count(); ++slot) sha.update(std::as_bytes(store.value(slot).span<float>()));
   return sha.hex();
 }

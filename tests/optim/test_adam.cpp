@@ -28,7 +28,7 @@ using Row = std::array<float, kPattern>;
 class Setup {
  public:
   Setup() {
-    nn::ParameterStore& store = model_.parameters();
+    nn::FlatParameters& store = model_.parameters();
     for (int slot = 0; slot < store.slot_count(); ++slot) backend(store.values()).fill(store.value(slot), 0.0f);
     const Tensor weights = store.value(0);
     for (std::size_t at = 0; at < kValues; ++at) {
@@ -42,7 +42,7 @@ class Setup {
     return {weights.begin(), weights.end()};
   }
   void step(optim::Optimizer& optimizer, int t, bool with_bias = false) {
-    nn::ParameterStore& store = model_.parameters();
+    nn::FlatParameters& store = model_.parameters();
     optimizer.zero_grad();
     const Tensor gradient = store.gradient(0);
     for (std::size_t i = 0; i < kValues; ++i)
@@ -175,7 +175,7 @@ TEST_CASE("a state that is refused leaves the optimizer as it was") {
 TEST_CASE("without beta1 the first moment is the gradient, and an infinite value spoils no moment") {
   Setup setup;
   optim::Adam adam(setup.model(), {.lr = 0.5f, .beta1 = 0});
-  nn::ParameterStore& store = setup.model().parameters();
+  nn::FlatParameters& store = setup.model().parameters();
   store.value(0).data<float>()[1] = std::numeric_limits<float>::infinity();
   for (const float gradient : {1e4f, 0.12345678f}) {
     adam.zero_grad();

@@ -51,7 +51,7 @@ Values values_of(nn::Module& module) {
 }
 
 Values gradient_of(TwoParts& model, const std::string& name) {
-  const nn::ParameterStore& store = model.parameters();
+  const nn::FlatParameters& store = model.parameters();
   Values all;
   for (int slot = 0; slot < store.slot_count(); ++slot)
     if (store.slots()[static_cast<std::size_t>(slot)].name == name) append(all, store.gradient(slot));
@@ -182,7 +182,7 @@ TEST_CASE("zero_grad of a part, and of its optimizer, empties the gradients of t
     } else {
       model.head.zero_grad();
     }
-    const nn::ParameterStore& store = model.parameters();
+    const nn::FlatParameters& store = model.parameters();
     for (int slot = 0; slot < store.slot_count(); ++slot)
       CHECK(store.has_gradient(slot) == !store.slots()[static_cast<std::size_t>(slot)].name.starts_with("head."));
     backward(model, 1);
@@ -198,13 +198,13 @@ TEST_CASE("zero_grad of a part, and of its optimizer, empties the gradients of t
 TEST_CASE("parts that are emptied one by one are an emptied model") {
   TwoParts model;
   backward(model, 0);
-  nn::ParameterStore& store = model.parameters();
+  nn::FlatParameters& store = model.parameters();
   const std::uint64_t before = store.zero_grad_count();
   model.backbone.zero_grad();
   model.hidden.zero_grad();
   CHECK(store.zero_grad_count() == before);
-  CHECK(store.normalisers() != 0);
+  CHECK(store.hooks().normalisers() != 0);
   model.head.zero_grad();
   CHECK(store.zero_grad_count() == before + 1);
-  CHECK(store.normalisers() == 0);
+  CHECK(store.hooks().normalisers() == 0);
 }

@@ -4,35 +4,23 @@
 // backward completes their gradients. So a bucket of a reduction is a contiguous run, nothing is copied into it, and an
 // optimizer's update is one kernel.
 //
-// Note [Writing values]: an update site may keep copies of values and gradients. Code that
-// writes them takes them from a store that is not const; that alone marks the copies as out of date. Tensors taken
+// Note [Writing values]: an update site (lib/nn/residence.h) may keep copies of values and gradients. Code that writes
+// them takes them from FlatParameters that are not const; that alone marks the copies as out of date. Tensors taken
 // before the last forward (values) or backward (gradients) must not be written any more: the copies would differ.
 // Values that are written between a forward and its backward make that throw: every slot has a version of its own
 // (Tensor::version), to which writes to the whole flat buffer add up, and replicas have those of the model. So a
 // replica's copy counts as written when the model's value was, and not when it gets the same value again.
-//
-// Note [Update sites]: an optimizer updates the values of its model by their gradients, element by element.
-// A wrapper may have it done elsewhere: on every device that keeps a copy of the values (DataParallel on GPUs). It sets
-// a site at the model's store; the optimizer gives its rule to the site, which calls it with the memory to work on. The
-// optimizer is independent of devices, the wrapper of the rule.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
-#include <functional>
-#include <map>
 #include <memory>
 #include <string>
-#include <utility>
 #include <vector>
 
-#include "lib/autograd/node.h"
 #include "lib/autograd/variable.h"
-#include "lib/base/function_ref.h"
-#include "lib/base/lasting.h"
-#include "lib/base/threads.h"
-#include "lib/nn/flat_buffers.h"
-#include "lib/pool.h"
+#include "lib/nn/gradient_hooks.h"
+#include "lib/nn/residence.h"
 #include "lib/tensor.h"
 
 namespace duet::nn {
@@ -47,53 +35,38 @@ struct Slot {
   std::int64_t padding = 0;  // elements between it and the next slot in memory, always 0
 };
 
-/// Unregisters a hook when its last copy goes; may outlive the store.
-class HookHandle {
+/// The buffers of a model (running statistics, counts of batches) in one piece of memory, so that one copy or one
+/// broadcast moves all of them, whatever their types. Used by one thread at a time.
+class FlatBuffers {
  public:
-  HookHandle() = default;
-  explicit HookHandle(std::function<void()> remove)
-      : guard_(nullptr, [call = std::move(remove)](std::nullptr_t) { call(); }) {}
-  void remove() { guard_.reset(); }
+  /// Copies of `initial` on `device`, in this order.
+  FlatBuffers(const NamedTensors& initial, Device device);
+  /// For `device`, the buffers from number `first` on: the memory of `whole` itself if `share`, else copies of now.
+  FlatBuffers(const FlatBuffers& whole, int first, int count, Device device, bool share);
+
+  /// Views of the memory.
+  const NamedTensors& all() const { return all_; }
+  /// The bytes (u8) of the buffers from number `first` on; padding between them is 0. Valid until move_to().
+  Tensor run(int first, int count) const;
+  void move_to(Device device);
 
  private:
-  std::shared_ptr<void> guard_;
+  /// Makes the views; memory_ is new unless it is set.
+  void lay_out(const NamedTensors& like, Device device);
+
+  Tensor memory_;                        // u8
+  std::vector<std::int64_t> begins_{0};  // of each buffer in it, and the end of the last
+  NamedTensors all_;
 };
 
-/// Consecutive elements of the flat buffers, all on one device.
-struct UpdateRun {
-  Tensor values, gradients;
-  PooledVector<Tensor> state{};  // the optimizer's buffers
-};
-
-/// The buffers that an optimizer keeps from step to step, each laid out as the values of the slots that it updates.
-struct OptimizerState {
-  int first_slot = 0, slots = 0;    // of the store; all of them, or those of a part of the model
-  std::vector<Tensor> buffers{};    // on the store's device
-  std::shared_ptr<void> at_site{};  // what the site of the last update keeps of them; null: nothing
-};
-
-/// Used by the store's thread.
-class UpdateSite {
- public:
-  using Rule = FunctionRef<void(const UpdateRun& run)>;
-
-  virtual ~UpdateSite() = default;
-  /// One update: calls `rule` for every place where the values lie, with those of the state's slots. Throws what `rule`
-  /// throws.
-  virtual void update(OptimizerState& state, Rule rule) = 0;
-  /// Values or gradients of the store were written by others, or may have been: copies of them are out of date.
-  virtual void values_written() {}
-  virtual void gradients_written() {}
-};
-
-/// Used by one thread at a time.
-class ParameterStore final : public BackwardListener {
+/// The parameters of a model by slot, with their gradients, and its buffers. It tells its residence when values or
+/// gradients are written, and its hooks when backward completes a gradient. Used by one thread at a time.
+class FlatParameters final {
  public:
   /// Slots in registration order; their offsets are set here. The buffers begin as copies of `buffers`.
-  ParameterStore(std::vector<Slot> slots, const std::vector<NamedTensor>& buffers, Device device);
-  ~ParameterStore() override;
-  ParameterStore(const ParameterStore&) = delete;
-  ParameterStore& operator=(const ParameterStore&) = delete;
+  FlatParameters(std::vector<Slot> slots, const std::vector<NamedTensor>& buffers, Device device);
+  FlatParameters(const FlatParameters&) = delete;
+  FlatParameters& operator=(const FlatParameters&) = delete;
 
   Device device() const { return values_.device(); }
   const std::vector<Slot>& slots() const { return slots_; }
@@ -106,17 +79,16 @@ class ParameterStore final : public BackwardListener {
   std::uint64_t model_id() const { return model_id_; }
   void set_model_id(std::uint64_t id) { model_id_ = id; }
 
-  /// While one lives, the values stay on their device and the model stays a model of its own. `by` says what needs
-  /// that.
-  using Hold = Lasting::Hold;
-  [[nodiscard]] Hold hold(const std::string& by) const;
+  Residence& residence() { return residence_; }
+  const Residence& residence() const { return residence_; }
+  GradientHooks& hooks() { return *hooks_; }
   /// What holds the values, hooks on gradients included: "SGD, replicas (DataParallel)"; empty: nothing.
   std::string holders() const;
   /// Moves values and buffers, and drops the gradients. A backward of an earlier forward throws UsageError. Only where
   /// nothing holds the values.
   void move_to(Device device);
 
-  /// The whole flat buffers, f32. To be written only where they were taken from a store that is not const.
+  /// The whole flat buffers, f32. To be written only where they were taken from an object that is not const.
   const Tensor& values() const { return values_; }
   const Tensor& gradients() const { return gradients_; }
   const Tensor& values();
@@ -139,10 +111,6 @@ class ParameterStore final : public BackwardListener {
   void zero_grad(int first_slot, int slot_count);
   /// How often zero_grad() of all was called.
   std::uint64_t zero_grad_count() const { return zero_grad_count_; }
-  /// What the losses of all backward runs since zero_grad() were divided by, as bits of Normaliser; 0: there was none.
-  unsigned normalisers() const { return normalisers_; }
-  /// Says that the gradients are sums over all ranks, which later backward runs may divide by something else.
-  void forget_normalisers() { normalisers_ = 0; }
   /// Whether this device has ever added up gradients of several uses of a parameter, in one backward or in several
   /// since zero_grad(). Then bits depend on the number of devices: see docs/equal_bits.md.
   bool added_uses() const { return added_uses_; }
@@ -160,49 +128,26 @@ class ParameterStore final : public BackwardListener {
   void move_gradients(const std::shared_ptr<Storage>& memory);
   std::size_t gradient_bytes() const { return gradients_.storage().bytes(); }
 
-  /// Called on the thread of each backward run, with the slot whose gradient is complete in gradients().
-  [[nodiscard]] HookHandle on_grad_ready(std::function<void(int slot)> hook);
-  /// Called at the begin of each backward run that will reach a slot.
-  [[nodiscard]] HookHandle at_backward_begin(std::function<void()> hook);
-  /// Called at the end of each backward run that reached a slot.
-  [[nodiscard]] HookHandle at_backward_end(std::function<void()> hook);
-
-  /// Threads that may share out work on the flat buffers, until they go; those of a data-parallel wrapper whose devices
-  /// share this store's memory.
-  void set_threads(const std::shared_ptr<ThreadPool>& threads) { threads_ = threads; }
-  /// Runs task(share, shares) for every share, each by the same thread as always; without threads it is one share.
-  void divide(FunctionRef<void(int share, int shares)> task) const;
-
-  /// Where optimizers update the values while the site lives; null: here. See Note [Update sites].
-  void set_update_site(const std::shared_ptr<UpdateSite>& site) { update_site_ = site; }
-  std::shared_ptr<UpdateSite> update_site() const { return update_site_.lock(); }
-
-  /// A store for another device with a part of this one's slots and buffers.
+  /// For another device, a part of these slots and buffers.
   struct ReplicaPart {
     int first_slot = 0, slots = 0, first_buffer = 0, buffers = 0;
-    bool share_values = false;   // the values are this store's own memory, else copies of now
+    bool share_values = false;   // the values are in this same memory, else copies of now
     bool share_buffers = false;  // the same for the buffers
   };
-  std::unique_ptr<ParameterStore> replica(Device device, const ReplicaPart& part) const;
+  std::unique_ptr<FlatParameters> replica(Device device, const ReplicaPart& part) const;
   /// The run of the flat buffers that `slot_count` slots from `first_slot` on take.
   Tensor values_of(int first_slot, int slot_count) const;
   Tensor gradients_of(int first_slot, int slot_count) const;
   /// The run of all elements of a state's slots, with buffers that are laid out as the state's.
   UpdateRun update_run(const OptimizerState& of, const std::vector<Tensor>& buffers) const;
 
-  bool adds_up_ranks() const override;
-  void backward_begins(unsigned normalisers) override;
-  void backward_ended() override;
-
  private:
   class SlotLeaf;
-  struct Hooks;
-  ParameterStore(std::vector<Slot> slots, FlatBuffers buffers, Tensor values, Tensor gradients);
+  /// `model`: see Residence.
+  FlatParameters(std::vector<Slot> slots, FlatBuffers buffers, Tensor values, Tensor gradients, const Residence* model);
   Tensor view(const Tensor& flat, int slot) const;
-  void grad_ready(int slot);
-  void gradients_changed();
   /// A replica's variables share the versions of the slots of `model` from number `first` on, whose values they are.
-  void make_variables(const ParameterStore* model = nullptr, int first = 0);
+  void make_variables(const FlatParameters* model = nullptr, int first = 0);
 
   std::vector<Slot> slots_;
   FlatBuffers buffers_;
@@ -210,15 +155,11 @@ class ParameterStore final : public BackwardListener {
   static constexpr unsigned char kFilled = 1, kSummed = 2, kAside = 4;
   std::vector<unsigned char> filled_;  // by slot; 0: empty
   std::uint64_t zero_grad_count_ = 0;
-  unsigned normalisers_ = 0;
   std::vector<Variable> variables_;
-  std::shared_ptr<Hooks> hooks_;
-  std::weak_ptr<ThreadPool> threads_;
-  std::weak_ptr<UpdateSite> update_site_;
+  Residence residence_;
+  std::shared_ptr<GradientHooks> hooks_;
   std::uint64_t model_id_ = 0;
   std::uint64_t generation_ = 0;  // of variables_
-  mutable std::map<std::string, Lasting> holds_;
-  Hold whole_;  // a replica's, on the store that it is one of
   bool added_uses_ = false;
 };
 
