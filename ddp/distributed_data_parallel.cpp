@@ -13,7 +13,6 @@
 #include "lib/autograd/grad_mode.h"
 #include "lib/autograd/node.h"
 #include "lib/backend/backend.h"
-#include "lib/backend/step_graph.h"
 #include "lib/base/lasting.h"
 #include "lib/error.h"
 #include "lib/monotonic.h"
@@ -29,6 +28,17 @@ Tensor written_values(nn::FlatParameters& store, const nn::Module::Range& range)
   return values;
 }
 
+/// In the order of their addresses, which is the reverse of registration: see Note [Flat order].
+std::vector<ReducerSlot> slots_of(nn::FlatParameters& store, const nn::Module::Range& range) {
+  std::vector<ReducerSlot> list;
+  for (int slot = range.first_slot + range.slots - 1; slot >= range.first_slot; --slot) {
+    const Tensor gradient = store.gradient(slot);
+    const auto& [name, shape, offset, padding] = store.slots()[static_cast<std::size_t>(slot)];
+    list.push_back({gradient.raw(), gradient.count(), gradient.dtype(), gradient.device(), name, padding});
+  }
+  return list;
+}
+
 std::vector<std::string> descriptions_of(std::span<const nn::Slot> slots) {
   std::vector<std::string> texts;
   for (const nn::Slot& slot : slots) texts.push_back(concat(slot.name, " ", slot.shape));
@@ -37,27 +47,21 @@ std::vector<std::string> descriptions_of(std::span<const nn::Slot> slots) {
 
 }  // namespace
 
-/// Marks the gradients of one module ready in a GradientSynchroniser as backward completes them, in three events of the
-/// module's store: backward begins (the scale of the ranks' gradients), a gradient is complete, backward has ended
-/// (waits for the sums). Used by the module's thread.
-class ModuleHooks {
+/// The steps of one duet module, whose gradients it marks ready as backward completes them, in three events of the
+/// module's hooks: backward begins (the scale of the ranks' gradients), a gradient is complete, backward has ended
+/// (waits for the sums). Used by the module's thread; module and group must outlive it.
+class ModuleHooks final : public GradientSynchroniser {
  public:
-  /// Gradients stay local while `no_sync` lives; `joins` lasts within join(). All must outlive this.
-  ModuleHooks(nn::Module& module, ProcessGroup& group, const DistributedDataParallelOptions& options,
-              const Lasting& no_sync, const Lasting& joins)
-      : store_(module.parameters()),
-        first_(module.range().first_slot),
-        count_(module.range().slots),
-        group_(group),
+  ModuleHooks(nn::Module& module, ProcessGroup& group, const DistributedDataParallelOptions& options)
+      : GradientSynchroniser(group, slots_of(module.parameters(), module.range()),
+                             {.bucket_limits = options.bucket_limits,
+                              .find_unused_parameters = options.find_unused_parameters,
+                              .static_graph = options.static_graph,
+                              .comm_hook = options.comm_hook}),
+        store_(module.parameters()),
+        range_(module.range()),
         options_(options),
-        no_sync_(no_sync),
-        joins_(joins),
         sums_(group),
-        synchroniser_(group, slots(),
-                      {.bucket_limits = options.bucket_limits,
-                       .find_unused_parameters = options.find_unused_parameters,
-                       .static_graph = options.static_graph,
-                       .comm_hook = options.comm_hook}),
         at_begin_(store_.hooks().at_backward_begin([this] { backward_begins(); })),
         on_ready_(store_.hooks().on_grad_ready([this](int slot) { grad_ready(slot); })),
         at_end_(store_.hooks().at_backward_end([this] { backward_ended(); })) {}
@@ -65,49 +69,54 @@ class ModuleHooks {
   /// Of a forward: `x` is the first tensor of its input, or null. Throws UsageError for a shard of another world.
   RankWeights::Batch batch_of(const Variable* x) {
     const Rows stamp = x != nullptr ? x->value().stamp() : Rows{};
-    require<UsageError>(stamp.shards == 1 || stamp.shards == group_.size(), "the batch is one of ", stamp.shards,
-                        " shards, but the group has ", group_.size(),
+    require<UsageError>(stamp.shards == 1 || stamp.shards == group().size(), "the batch is one of ", stamp.shards,
+                        " shards, but the group has ", group().size(),
                         " ranks: give the sampler the group's world size");
-    return {synchroniser_.next_forward(), x != nullptr && x->shape().rank() > 0 ? x->shape()[0] : 1, stamp};
+    return {next_forward(), x != nullptr && x->shape().rank() > 0 ? x->shape()[0] : 1, stamp};
   }
 
-  /// Around the forward of a synchronised step.
-  void forward_begins() {
-    if (recorded_step_) synchroniser_.forget();  // its recording was given up within backward
-    recorded_step_ = recording() != 0;
-    if (!recorded_step_) return;
-    require<UsageError>(!joins_.lasts(),
-                        "a step within join() cannot be recorded: the ranks agree on the host which of them train it");
-    require<UsageError>(options_.compare_parameters_every == 0,
-                        "a step cannot be recorded with compare_parameters_every = ", options_.compare_parameters_every,
-                        ": the ranks compare hashes on the host");
+  /// The forward of a synchronised step with this context begins.
+  void forward_begins(const nn::Context& context) {
+    if (reducer().recorded()) {
+      require<UsageError>(
+          !joining(), "a step within join() cannot be recorded: the ranks agree on the host which of them train it");
+      require<UsageError>(options_.compare_parameters_every == 0,
+                          "a step cannot be recorded with compare_parameters_every = ",
+                          options_.compare_parameters_every, ": the ranks compare hashes on the host");
+    }
+    const int root = GradientSynchroniser::forward_begins();
+    if (options_.broadcast_buffers) broadcast_buffers(context, root);
   }
 
-  void forward_ended(Clock::time_point begin) { synchroniser_.forward_ended(begin, recorded_step_); }
+  /// See DistributedDataParallel. `context`: of the whole model.
+  void join(const std::function<void()>& body, const nn::Context& context) {
+    const auto step_begins = [&](int root) {
+      if (options_.broadcast_buffers) broadcast_buffers(context, root);
+    };
+    const auto parameters_and_buffers = [&](int root) {
+      group().broadcast(written_values(store_, range_), root).wait();
+      broadcast_buffers(context, root);
+    };
+    GradientSynchroniser::join(body, {.by_rows = options_.rule == GradientRule::rows,
+                                      .step_begins = step_begins,
+                                      .parameters_and_buffers = parameters_and_buffers});
+  }
 
-  WrapperTimes times() const { return synchroniser_.times(); }
+  /// Of this context, to all ranks.
+  void broadcast_buffers(const nn::Context& context, int root) const {
+    if (range_.buffers == 0) return;
+    group()
+        .broadcast(context.store->buffer_run(range_.first_buffer - context.first_buffer, range_.buffers), root)
+        .wait();
+  }
 
-  GradientSynchroniser& synchroniser() { return synchroniser_; }
   GroupSums& sums() { return sums_; }
-  /// The values of the module's parameters.
-  Tensor values() const { return store_.values_of(first_, count_); }
 
  private:
-  /// In the order of their addresses, which is the reverse of registration: see Note [Flat order].
-  std::vector<ReducerSlot> slots() const {
-    std::vector<ReducerSlot> list;
-    for (int slot = first_ + count_ - 1; slot >= first_; --slot) {
-      const Tensor gradient = store_.gradient(slot);
-      const auto& [name, shape, offset, padding] = store_.slots()[static_cast<std::size_t>(slot)];
-      list.push_back({gradient.raw(), gradient.count(), gradient.dtype(), gradient.device(), name, padding});
-    }
-    return list;
-  }
-
   void backward_begins() {
-    if (syncs()) synchroniser_.backward_begins();
-    weights().backward_begins(store_.zero_grad_count());
-    if (group_.size() == 1) return;
+    if (synchronises()) GradientSynchroniser::backward_begins();
+    weights()->backward_begins(store_.zero_grad_count());
+    if (group().size() == 1) return;
     const unsigned normalisers = store_.hooks().normalisers();
     const bool global = (normalisers & kGlobalRows) != 0, part = (normalisers & kPartOfBatch) != 0;
     const unsigned others = normalisers & (global ? ~unsigned{kGlobalRows} : part ? unsigned{kOwnRows} : 0u);
@@ -116,11 +125,11 @@ class ModuleHooks {
                         "own rows: their gradients cannot be combined; give all of the batch's tensors its stamp, or "
                         "none");
     require<UsageError>(
-        options_.rule == GradientRule::rows || !(global || (part && syncs() && !weights().whole_batches())),
+        options_.rule == GradientRule::rows || !(global || (part && synchronises() && !weights()->whole_batches())),
         "GradientRule::torch divides by the number of ranks, but the loss was divided by the rows of "
         "the global batch already: use GradientRule::rows, or batches without the loader's stamp");
     sums_.set_weighted(!global && !part && options_.rule == GradientRule::rows);
-    if (syncs()) synchroniser_.reducer().set_scale(scale_of_gradients(normalisers));
+    if (synchronises()) reducer().set_scale(scale_of_gradients(normalisers));
     set_sums_aside();
   }
 
@@ -128,7 +137,7 @@ class ModuleHooks {
   /// count once for each rank in the next sum: backward begins without them, and they are added at its end, as on one
   /// device. What runs under no_sync() add to them is kept apart until the next sum.
   void set_sums_aside() {
-    for (int slot = first_; slot < first_ + count_; ++slot) {
+    for (int slot = range_.first_slot; slot < end_slot(); ++slot) {
       if (store_.is_summed(slot)) {
         sums_aside_.insert_or_assign(slot, Aside{.sum = std::as_const(store_).gradient(slot).clone()});
         store_.set_aside(slot);
@@ -164,13 +173,13 @@ class ModuleHooks {
   }
 
   double scale_of_gradients(unsigned normalisers) {
-    if (!joins_.lasts()) group_.set_batch(weights().mark());
-    if (options_.rule == GradientRule::torch) return 1.0 / group_.size();
-    if (normalisers == kGlobalRows && !joins_.lasts()) return 1;
-    require<UsageError>(!recorded_step_,
+    if (!joining()) group().set_batch(weights()->mark());
+    if (options_.rule == GradientRule::torch) return 1.0 / group().size();
+    if (normalisers == kGlobalRows && !joining()) return 1;
+    require<UsageError>(!reducer().recorded(),
                         "a step cannot be recorded where ranks exchange their numbers of rows on the host: use batches "
                         "that the loader has stamped, or GradientRule::torch");
-    const RankWeights::Weight weight = weights().exchange(group_, {.normalisers = normalisers});
+    const RankWeights::Weight weight = weights()->exchange(group(), {.normalisers = normalisers});
     require<UsageError>(
         weight.adds_up || weight.even || (normalisers & kPartOfBatch) == 0 || !sums_.used(),
         "a synchronised batch norm cannot weight parts of the ranks' batches where those have different "
@@ -179,61 +188,46 @@ class ModuleHooks {
   }
 
   void grad_ready(int slot) {
-    if (slot < first_ || slot >= first_ + count_) return;
+    if (slot < range_.first_slot || slot >= end_slot()) return;
     const int in_reducer = mirrored(slot);
-    if (!syncs())  // what has accumulated there would be set to zero
-      return synchroniser_.reducer().require_expected(in_reducer);
-    synchroniser_.reducer().mark_ready(in_reducer);
-  }
-
-  /// The recording into which this rank's device writes what it is asked, or 0.
-  int recording() const {
-    const StepRecorder* const recorder = backend(store_.device().kind).recorder(store_.device());
-    return recorder == nullptr ? 0 : recorder->recording();
+    if (!synchronises()) return reducer().require_expected(in_reducer);  // what has accumulated would be set to zero
+    reducer().mark_ready(in_reducer);
   }
 
   void backward_ended() {
-    if (!syncs()) return add_sums_to_own();
+    if (!synchronises()) return add_sums_to_own();
     // Gradients from runs under no_sync() go along.
-    synchroniser_.backward_ended([&](int in_reducer) { return store_.has_gradient(mirrored(in_reducer)); },
-                                 recorded_step_);
-    recorded_step_ = false;
-    for (int slot = first_; slot < first_ + count_; ++slot)
-      if (add_sum_aside(slot, synchroniser_.reducer().used(mirrored(slot)))) store_.set_summed(slot);
+    GradientSynchroniser::backward_ended([&](int in_reducer) { return store_.has_gradient(mirrored(in_reducer)); });
+    for (int slot = range_.first_slot; slot < end_slot(); ++slot)
+      if (add_sum_aside(slot, reducer().used(mirrored(slot)))) store_.set_summed(slot);
     sums_aside_.clear();
     store_.hooks().forget_normalisers();
-    const std::int64_t step = synchroniser_.reducer().times().steps;
-    if (options_.compare_parameters_every > 0 && !joins_.lasts() && step % options_.compare_parameters_every == 0)
+    const std::int64_t step = reducer().times().steps;
+    if (options_.compare_parameters_every > 0 && !joining() && step % options_.compare_parameters_every == 0)
       compare_parameters(step);
   }
 
   void compare_parameters(std::int64_t step) const {
-    const Tensor on_host = values().to(Device{});
+    const Tensor values = store_.values_of(range_.first_slot, range_.slots), on_host = values.to(Device{});
     const std::span<const std::byte> all = std::as_bytes(on_host.span<float>());
     std::vector<NamedBytes> list;
-    for (int slot = first_; slot < first_ + count_; ++slot) {
+    for (int slot = range_.first_slot; slot < end_slot(); ++slot) {
       const Tensor value = store_.value(slot);
-      const auto begin = static_cast<const std::byte*>(value.raw()) - static_cast<const std::byte*>(values().raw());
+      const auto begin = static_cast<const std::byte*>(value.raw()) - static_cast<const std::byte*>(values.raw());
       list.push_back({store_.slots()[static_cast<std::size_t>(slot)].name,
                       all.subspan(static_cast<std::size_t>(begin), value.bytes())});
     }
-    require_same_values(group_, step, list);
+    require_same_values(group(), step, list);
   }
 
-  /// The number in the reducer of a slot, and the other way round: the reducer has them in the order of their
-  /// addresses, which is the reverse of registration, see Note [Flat order].
-  int mirrored(int slot) const { return first_ + count_ - 1 - slot; }
-  RankWeights& weights() const { return *synchroniser_.weights(); }
-  bool syncs() const { return !no_sync_.lasts(); }
+  /// The number in the reducer of a slot, and the other way round: see slots_of().
+  int mirrored(int slot) const { return range_.first_slot + end_slot() - 1 - slot; }
+  int end_slot() const { return range_.first_slot + range_.slots; }
 
   nn::FlatParameters& store_;
-  const int first_, count_;  // slots of the module
-  ProcessGroup& group_;
-  const DistributedDataParallelOptions& options_;
-  const Lasting &no_sync_, &joins_;
+  const nn::Module::Range range_;
+  const DistributedDataParallelOptions options_;
   GroupSums sums_;
-  bool recorded_step_ = false;  // whose forward ran, and whose backward has not ended
-  GradientSynchroniser synchroniser_;
   struct Aside {
     Tensor sum;    // over the ranks
     Tensor own{};  // what this rank has added to it under no_sync(); undefined: nothing, or it is in the gradient
@@ -249,14 +243,14 @@ class ModuleHooks {
 
 DistributedDataParallel::DistributedDataParallel(nn::Module& module, ProcessGroup& group,
                                                  const DistributedDataParallelOptions& options)
-    : module_(module), group_(group), options_(options) {
+    : module_(module), group_(group) {
   nn::FlatParameters& store = module_.parameters();
   const Range& range = module_.range();
   require<UsageError>(range.slots > 0,
                       "DistributedDataParallel is not needed when a module doesn't have any parameter that requires a "
                       "gradient.");
-  require<UsageError>(options_.compare_parameters_every >= 0, "compare_parameters_every is ",
-                      options_.compare_parameters_every, ", expected 0 or more");
+  require<UsageError>(options.compare_parameters_every >= 0, "compare_parameters_every is ",
+                      options.compare_parameters_every, ", expected 0 or more");
   wrap_module("module", module);
   const auto slots = std::span(store.slots())
                          .subspan(static_cast<std::size_t>(range.first_slot), static_cast<std::size_t>(range.slots));
@@ -267,19 +261,15 @@ DistributedDataParallel::DistributedDataParallel(nn::Module& module, ProcessGrou
   // Where the ranks share memory, gradients are summed in place.
   if (range.slots == store.slot_count() && store.device().kind == DeviceKind::cpu)
     if (const auto shared = group_.shared_storage(store.gradient_bytes())) store.move_gradients(shared);
-  broadcast_buffers(module_.context(), 0);
-  hooks_ = std::make_unique<ModuleHooks>(module_, group_, options_, no_sync_, joins_);
+  hooks_ = std::make_unique<ModuleHooks>(module_, group_, options);
+  hooks_->broadcast_buffers(module_.context(), 0);
 }
 
 DistributedDataParallel::~DistributedDataParallel() = default;
 
-void DistributedDataParallel::broadcast_buffers(const nn::Context& context, int root) const {
-  const Range& range = module_.range();
-  if (range.buffers == 0) return;
-  group_.broadcast(context.store->buffer_run(range.first_buffer - context.first_buffer, range.buffers), root).wait();
-}
-
 WrapperTimes DistributedDataParallel::times() const { return hooks_->times(); }
+
+DistributedDataParallel::NoSync DistributedDataParallel::no_sync() { return hooks_->no_sync(); }
 
 template <class T>
 T DistributedDataParallel::run(nn::Context& context, const T& input) const {
@@ -288,13 +278,10 @@ T DistributedDataParallel::run(nn::Context& context, const T& input) const {
   const ScopedValue<BatchSums*> sums(context.batch_sums, &hooks_->sums());
   const auto forward = [&] {
     T output = module_.forward(context, input);
-    return grad_enabled() ? output_of_batch(output, hooks_->synchroniser().weights(), batch) : output;
+    return grad_enabled() ? output_of_batch(output, hooks_->weights(), batch) : output;
   };
-  if (!training() || no_sync_.lasts() || !grad_enabled()) return forward();
-  hooks_->forward_begins();
-  hooks_->synchroniser().enter(Phase::forward);
-  const int root = joins_.lasts() ? hooks_->synchroniser().last_of_those_that_train(true) : 0;
-  if (options_.broadcast_buffers) broadcast_buffers(context, root);
+  if (!training() || !hooks_->synchronises() || !grad_enabled()) return forward();
+  hooks_->forward_begins(context);
   const Clock::time_point begin = Clock::now();
   T output = forward();
   hooks_->forward_ended(begin);
@@ -307,19 +294,6 @@ nn::Value DistributedDataParallel::forward(nn::Context& context, const nn::Value
   return run(context, input);
 }
 
-void DistributedDataParallel::join(const std::function<void()>& body) {
-  require<UsageError>(!joins_.lasts(), "join() is called within join()");
-  const Lasting::Hold joins = joins_.hold();
-  const auto parameters_and_buffers = [&](int root) {
-    group_.broadcast(written_values(*module_.context().store, module_.range()), root).wait();
-    broadcast_buffers(module_.context(), root);
-  };
-  const auto step_begins = [&](int root) {
-    if (options_.broadcast_buffers) broadcast_buffers(module_.context(), root);
-  };
-  hooks_->synchroniser().join(body, {.by_rows = options_.rule == GradientRule::rows,
-                                     .step_begins = step_begins,
-                                     .parameters_and_buffers = parameters_and_buffers});
-}
+void DistributedDataParallel::join(const std::function<void()>& body) { hooks_->join(body, module_.context()); }
 
 }  // namespace duet::ddp

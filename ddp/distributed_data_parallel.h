@@ -80,7 +80,7 @@ class DistributedDataParallel : public nn::Module {
   /// reduces what has accumulated: `auto guard = net.no_sync();`, or `NoSync guard;` and an assignment where that
   /// depends on the step. It may outlive this.
   using NoSync = Lasting::Hold;
-  [[nodiscard]] NoSync no_sync() { return no_sync_.hold(); }
+  [[nodiscard]] NoSync no_sync();
 
   /// Runs `body`, in which ranks may train different numbers of steps: those that have ended contribute gradients of
   /// zero to the steps of the others, and in the end get the parameters of a rank that trained the most steps
@@ -96,12 +96,9 @@ class DistributedDataParallel : public nn::Module {
  private:
   template <class T>
   T run(nn::Context& context, const T& input) const;
-  void broadcast_buffers(const nn::Context& context, int root) const;
 
   nn::Module& module_;
   ProcessGroup& group_;
-  DistributedDataParallelOptions options_;
-  Lasting no_sync_, joins_;  // while no_sync() is held, and within join()
   std::unique_ptr<ModuleHooks> hooks_;
 };
 

@@ -2,6 +2,8 @@
 
 #include <utility>
 
+#include "lib/error.h"
+
 namespace duet::ddp {
 
 GradientSynchroniser::GradientSynchroniser(ProcessGroup& group, std::vector<ReducerSlot> slots,
@@ -13,42 +15,49 @@ void GradientSynchroniser::enter(Phase phase) const {
   if (group_.flight_recorder()) group_.flight_recorder()->enter(phase, step);
 }
 
-void GradientSynchroniser::forward_ended(Clock::time_point begin, bool recorded) {
+int GradientSynchroniser::forward_begins() {
+  if (recorded_) {  // the recording was given up within backward
+    in_backward_ = false;
+    reducer_.end_step();
+  }
+  recorded_ = reducer_.recorded();
+  enter(Phase::forward);
+  return joins_.lasts() ? highest_active_rank(true) : 0;
+}
+
+void GradientSynchroniser::forward_ended(Clock::time_point begin) {
   enter(Phase::backward);
   forward_end_ = Clock::now();
-  if (!recorded) forward_us_ += microseconds(forward_end_ - begin);
+  if (!recorded_) forward_us_ += microseconds(forward_end_ - begin);
 }
 
 void GradientSynchroniser::backward_begins() {
   if (std::exchange(in_backward_, true)) reducer_.end_step();
 }
 
-void GradientSynchroniser::forget() {
-  in_backward_ = false;
-  reducer_.end_step();
-}
-
-void GradientSynchroniser::backward_ended(FunctionRef<bool(int slot)> has_gradient, bool recorded) {
+void GradientSynchroniser::backward_ended(FunctionRef<bool(int slot)> has_gradient) {
   for (int slot = 0; slot < reducer_.slot_count(); ++slot)
     if (!reducer_.ready(slot) && has_gradient(slot)) reducer_.mark_ready(slot);
-  if (!recorded) backward_us_ += microseconds_since(forward_end_);
-  reducer_.finish(recorded);
-  in_backward_ = false;
+  if (!recorded_) backward_us_ += microseconds_since(forward_end_);
+  reducer_.finish();
+  in_backward_ = recorded_ = false;
   enter(Phase::after);
   weights_->reduced();
 }
 
-int GradientSynchroniser::last_of_those_that_train(bool this_one) {
-  int rank = this_one ? group_.rank() : -1;
+int GradientSynchroniser::highest_active_rank(bool trains) {
+  int rank = trains ? group_.rank() : -1;
   group_.all_reduce({&rank, 1, DType::i32}, ReduceOp::max).wait();
   return rank;
 }
 
 void GradientSynchroniser::join(const std::function<void()>& body, const Join& calls) {
+  require<UsageError>(!joins_.lasts(), "join() is called within join()");
+  const Lasting::Hold joins = joins_.hold();
   const std::int64_t before = reducer_.times().steps;
   body();
   const std::int64_t trained = reducer_.times().steps - before;
-  for (int root = 0; (root = last_of_those_that_train(false)) >= 0;) {
+  for (int root = 0; (root = highest_active_rank(false)) >= 0;) {
     calls.step_begins(root);
     if (calls.by_rows) weights_->exchange(group_, {.trains = false});
     reducer_.contribute_zeros();

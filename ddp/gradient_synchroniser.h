@@ -11,30 +11,36 @@
 #include "ddp/rank_weights.h"
 #include "ddp/reducer.h"
 #include "lib/base/function_ref.h"
+#include "lib/base/lasting.h"
 #include "lib/base/trace.h"
 #include "lib/monotonic.h"
 
 namespace duet::ddp {
 
-/// The steps of one wrapper: their phases in the flight recorder, their times, the Reducer, and join(). The wrapper
-/// says when forward and backward begin and end, and when a gradient is complete. Used by one thread at a time; the
-/// group must outlive it.
+/// The steps of one wrapper: their phases in the flight recorder, their times, the Reducer, no_sync() and join(). The
+/// wrapper says when forward and backward begin and end, and when a gradient is complete. A step whose forward begins
+/// while its device is recorded (lib/backend/step_graph.h) does not count. Used by one thread at a time; the group must
+/// outlive it.
 class GradientSynchroniser {
  public:
   /// See Reducer.
   GradientSynchroniser(ProcessGroup& group, std::vector<ReducerSlot> slots, const ReducerOptions& options);
 
-  /// Sets the phase in the flight recorder.
-  void enter(Phase phase) const;
-  /// The forward of a synchronised step, which began at `begin`. `recorded`: see Reducer::finish.
-  void forward_ended(Clock::time_point begin, bool recorded = false);
+  /// See DistributedDataParallel.
+  [[nodiscard]] Lasting::Hold no_sync() { return no_sync_.hold(); }
+  bool synchronises() const { return !no_sync_.lasts(); }
+  bool joining() const { return joins_.lasts(); }
+
+  /// The forward of a synchronised step begins. Returns the rank whose buffers all get: rank 0, within join() the
+  /// highest that trains a step now. All ranks call it.
+  int forward_begins();
+  /// The forward, which began at `begin`.
+  void forward_ended(Clock::time_point begin);
   /// A synchronised backward begins. What one that threw has left is forgotten.
   void backward_begins();
-  /// Forgets the backward that has begun.
-  void forget();
   /// A synchronised backward has computed all that it will: waits for the sums of all ranks. `has_gradient`: of a slot
   /// that did not become ready in it, whether gradients have accumulated there before, which go along.
-  void backward_ended(FunctionRef<bool(int slot)> has_gradient, bool recorded = false);
+  void backward_ended(FunctionRef<bool(int slot)> has_gradient);
 
   /// What ranks do that have ended, while others train.
   struct Join {
@@ -44,9 +50,8 @@ class GradientSynchroniser {
   };
   /// See DistributedDataParallel::join.
   void join(const std::function<void()>& body, const Join& calls);
-  /// The highest rank that trains a step now, or -1. Within join(), all ranks call it when a step begins.
-  int last_of_those_that_train(bool this_one);
 
+  ProcessGroup& group() const { return group_; }
   Reducer& reducer() { return reducer_; }
   const Reducer& reducer() const { return reducer_; }
   const std::shared_ptr<RankWeights>& weights() const { return weights_; }
@@ -55,10 +60,16 @@ class GradientSynchroniser {
   WrapperTimes times() const;
 
  private:
+  void enter(Phase phase) const;
+  /// The highest rank that trains a step now, or -1. Within join(), all ranks call it when a step begins.
+  int highest_active_rank(bool trains);
+
   ProcessGroup& group_;
   Reducer reducer_;
   std::shared_ptr<RankWeights> weights_ = std::make_shared<RankWeights>();
+  Lasting no_sync_, joins_;  // while no_sync() is held, and within join()
   std::uint64_t forwards_ = 0;
+  bool recorded_ = false;     // the step whose forward has begun, and whose backward has not ended
   bool in_backward_ = false;  // one that synchronises
   Clock::time_point forward_end_{};
   double forward_us_ = 0, backward_us_ = 0;

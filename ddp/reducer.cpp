@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "lib/backend/backend.h"
+#include "lib/backend/step_graph.h"
 #include "lib/base/fault_point.h"
 #include "lib/base/trace.h"
 #include "lib/error.h"
@@ -192,9 +193,9 @@ void Reducer::note_used() {
     used_.assign(ready_.begin(), ready_.end());
 }
 
-void Reducer::agree_on_used(bool recorded) {
+void Reducer::agree_on_used() {
   if (used_.empty() || agreed_) return;
-  require<UsageError>(!recorded,
+  require<UsageError>(!recorded(),
                       "a step cannot be recorded where ranks agree on the host which parameters they used: use "
                       "static_graph in place of find_unused_parameters");
   group_.all_reduce(Buffer(std::span(used_)), ReduceOp::max).wait();
@@ -204,13 +205,13 @@ void Reducer::agree_on_used(bool recorded) {
 void Reducer::contribute_zeros() {
   note_used();
   zero_missing();
-  wait_for_sent(false);
+  wait_for_sent();
 }
 
-void Reducer::finish(bool recorded) {
+void Reducer::finish() {
   note_used();
   settle_missing();
-  wait_for_sent(recorded);
+  wait_for_sent();
 }
 
 void Reducer::settle_missing() {
@@ -231,15 +232,18 @@ void Reducer::settle_missing() {
   }
 }
 
-void Reducer::wait_for_sent(bool recorded) {
+bool Reducer::recorded() const { return recording_of(slots_.front().device) != 0; }
+
+void Reducer::wait_for_sent() {
+  const bool counts = !recorded();
   const Clock::time_point begin = Clock::now();
   const std::size_t sent = sent_;
   std::optional<TraceSpan> span;
-  if (!recorded) span.emplace("communication", slots_.front().device);
-  agree_on_used(recorded);
+  if (counts) span.emplace("communication", slots_.front().device);
+  agree_on_used();
   end_step();
   for (std::size_t i = 0; options_.comm_hook && i < sent; ++i) options_.comm_hook->finish(group_, grad_bucket(i));
-  if (recorded) return;
+  if (!counts) return;
   const Clock::time_point end = Clock::now();
   times_.exposed_us += microseconds(end - begin);
   times_.communication_us += microseconds(end - first_sent_);

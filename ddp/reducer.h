@@ -83,9 +83,8 @@ class Reducer {
   /// the first step of a static graph.
   void mark_ready(int slot);
   /// Waits until every gradient holds the sum over all ranks. Throws UsageError that names the slots that were never
-  /// ready, after which the group is out of step with the others. `recorded`: the step is only written down for a CUDA
-  /// graph, and does not count.
-  void finish(bool recorded = false);
+  /// ready, after which the group is out of step with the others. A recorded step does not count.
+  void finish();
   /// A whole step that contributes zeros, while other ranks still train: all gradients get the sum of the others'.
   void contribute_zeros();
   /// Ends the step: waits for what was sent, and forgets what was marked. finish() does, and an error in backward needs
@@ -94,6 +93,8 @@ class Reducer {
 
   /// Throws UsageError for a slot that was not ready in the first step of a static graph.
   void require_expected(int slot) const;
+  /// Whether the gradients' device is recorded now: what it is asked is only written down for a CUDA graph.
+  bool recorded() const;
   int slot_count() const { return static_cast<int>(slots_.size()); }
   /// Whether the slot was marked in this step.
   bool ready(int slot) const { return ready_[static_cast<std::size_t>(slot)] != 0; }
@@ -118,8 +119,8 @@ class Reducer {
   void zero_missing();
   void settle_missing();
   void note_used();
-  void agree_on_used(bool recorded);
-  void wait_for_sent(bool recorded);
+  void agree_on_used();
+  void wait_for_sent();
   std::string missing_names() const;
 
   ProcessGroup& group_;

@@ -15,7 +15,6 @@
 
 #include "ddp/gradient_synchroniser.h"
 #include "ddp/group/compare_ranks.h"
-#include "ddp/group/flight_recorder.h"
 #include "ddp/group/process_group.h"
 #include "ddp/rank_weights.h"
 #include "lib/autograd/node.h"
@@ -62,8 +61,8 @@ class ModuleSynchroniser {
   ModuleSynchroniser(const ModuleSynchroniser&) = delete;
   ModuleSynchroniser& operator=(const ModuleSynchroniser&) = delete;
 
-  [[nodiscard]] Lasting::Hold no_sync() { return no_sync_.hold(); }
-  bool synchronises() const { return !no_sync_.lasts() && !in_block_.lasts(); }
+  [[nodiscard]] Lasting::Hold no_sync() { return synchroniser_.no_sync(); }
+  bool synchronises() const { return synchroniser_.synchronises() && !in_block_.lasts(); }
   ddp::ProcessGroup& group() { return group_; }
   const DistributedDataParallelOptions& options() const { return options_; }
   WrapperTimes times() const { return synchroniser_.times(); }
@@ -93,8 +92,7 @@ class ModuleSynchroniser {
   /// Before a forward in training that synchronises.
   void forward_begins() {
     const c10::DeviceGuard guard(layout_.device());
-    synchroniser_.enter(ddp::Phase::forward);
-    const int root = joins_.lasts() ? synchroniser_.last_of_those_that_train(true) : 0;
+    const int root = synchroniser_.forward_begins();
     if (options_.broadcast_buffers) broadcast_together(group_, buffers_, root);
   }
   void forward_ended(Clock::time_point begin) { synchroniser_.forward_ended(begin); }
@@ -118,9 +116,7 @@ class ModuleSynchroniser {
 
   /// See DistributedDataParallel.
   void join(const std::function<void()>& body) {
-    require<UsageError>(!joins_.lasts(), "join() is called within join()");
     require<UsageError>(options_.blocks == 0, "join() with blocks: every step is of all ranks' rows");
-    const Lasting::Hold joins = joins_.hold();
     const auto parameters_and_buffers = [&](int root) { broadcast_parameters_and_buffers(root); };
     const auto step_begins = [&](int root) {
       const DuetWork zeros_after_the_last_step(layout_.device());
@@ -195,14 +191,14 @@ class ModuleSynchroniser {
     if (!left) ++drops_;
     synchroniser_.weights()->backward_begins(drops_);
     weighed_ = false;
-    synchronises_ = !no_sync_.lasts();
+    synchronises_ = synchroniser_.synchronises();
     if (synchronises_) synchroniser_.backward_begins();
   }
 
   void gradient_ready(std::size_t i) {
     if (in_block_.lasts()) return;
     const c10::DeviceGuard guard(layout_.device());
-    require<UsageError>(options_.blocks == 0 || no_sync_.lasts(),
+    require<UsageError>(options_.blocks == 0 || !synchroniser_.synchronises(),
                         "with blocks, a step is made by backward_in_blocks()");
     follow_backward();
     if (!synchronises_) {
@@ -266,7 +262,7 @@ class ModuleSynchroniser {
         gradient(i) = gradients_[i];
     }
     const std::int64_t step = times().steps, every = options_.compare_parameters_every;
-    if (every > 0 && !joins_.lasts() && step % every == 0) compare_parameters(step);
+    if (every > 0 && !synchroniser_.joining() && step % every == 0) compare_parameters(step);
   }
 
   void compare_parameters(std::int64_t step) const {
@@ -287,10 +283,8 @@ class ModuleSynchroniser {
   std::vector<at::Tensor> parameters_, buffers_;  // the frozen ones, too
   std::vector<NamedTensorRef> frozen_;
   std::vector<char> accumulated_;       // by parameter: under no_sync()
-  Lasting no_sync_;                     // while no_sync() is held
   bool synchronises_ = true;            // the backward that runs
   bool weighed_ = false;                // in it
-  Lasting joins_;                       // within join()
   Lasting in_block_;                    // within backward_in_blocks()
   double scale_ = 1.0 / group_.size();  // of this rank's gradients; not of those of blocks
   std::uint64_t drops_ = 0;             // backward runs that found no accumulated gradients
