@@ -10,58 +10,14 @@
 #include <vector>
 
 #include "lib/error.h"
-#include "lib/nn/draw_counts.h"
+#include "lib/nn/context.h"
 #include "lib/nn/flat_parameters.h"
 #include "lib/nn/init.h"
 #include "lib/nn/value.h"
 #include "lib/random.h"
 #include "lib/tensor.h"
 
-namespace duet {
-class BatchSums;
-}
-
 namespace duet::nn {
-
-/// One set of values for a module, with the random key of a run. A replica is the same module with another context.
-/// Used by one thread at a time.
-struct Context {
-  FlatParameters* store = nullptr;
-  int first_slot = 0;      // number that the store's slot 0 has in the module tree
-  int first_buffer = 0;    // the same for buffers
-  std::uint64_t seed = 0;  // key of dropout
-  std::int64_t step = 0;   // step of dropout's key for inputs without a stamp
-  DrawCounts draws{};      // under this key
-  bool stamped = false;    // whether the input of this run has a stamp
-  /// When set, dropout draws from this stream in PyTorch's order instead of by key.
-  Mt19937* stream = nullptr;
-  /// Whether chain() and Sequential may run layers as fused operators; not while `stream` is set.
-  bool fuse = true;
-  /// Set by wrappers that cut batches over devices, for layers that need statistics of the whole batch.
-  BatchSums* batch_sums = nullptr;
-
-  /// Not checked: see has_slot() and has_buffer().
-  const Variable& parameter(int number) const { return store->variable(number - first_slot); }
-  const Tensor& buffer(int number) const {
-    return store->buffers()[static_cast<std::size_t>(number - first_buffer)].tensor;
-  }
-  /// Whether the values are those of this model; whether they include the slot or buffer of this number in its tree.
-  bool is_of(std::uint64_t model_id) const { return store != nullptr && store->model_id() == model_id; }
-  bool has_slot(std::uint64_t model_id, int number) const {
-    return is_of(model_id) && number >= first_slot && number - first_slot < store->slot_count();
-  }
-  bool has_buffer(std::uint64_t model_id, int number) const {
-    return is_of(model_id) && static_cast<std::size_t>(number - first_buffer) < store->buffers().size();
-  }
-  /// Seed of what the layer of this number draws now for `x`, another one for each time on a batch; counts it.
-  std::uint64_t next_seed(std::uint32_t layer, const Tensor& x) {
-    return draws.next_seed(seed, layer, x.stamp(), step, x.shape().rank() > 0 ? x.size(0) : 1);
-  }
-  /// The step of the key of what is drawn for `x`.
-  std::uint64_t step_of(const Tensor& x) const {
-    return static_cast<std::uint64_t>(x.stamp().stamped() ? x.stamp().step : step);
-  }
-};
 
 /// A network or a part of one. It registers parameters, buffers and child modules when it is constructed, in the order
 /// in which PyTorch would; after the values were made that is a UsageError. Children are members or owned by a
