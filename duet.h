@@ -52,6 +52,8 @@
 
 // DataParallel.
 #include "dp/data_parallel.h"
+#include "dp/parallel_apply.h"
+#include "dp/scatter_gather.h"
 
 // DistributedDataParallel, and how ranks are started and meet.
 #include "ddp/comm_hook.h"

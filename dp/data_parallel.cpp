@@ -3,7 +3,9 @@
 #include <cstdint>
 #include <vector>
 
-#include "lib/autograd/grad_mode.h"
+#include "dp/parallel_apply.h"
+#include "dp/scatter_gather.h"
+#include "lib/autograd/node.h"
 #include "lib/backend/backend.h"
 #include "lib/base/fault_point.h"
 #include "lib/base/trace.h"
@@ -98,7 +100,8 @@ nn::Value DataParallel::run_replicas(nn::Context& context, const PooledVector<nn
   Stopwatch watch{.devices = options_.devices};
   replicas_->replicate(context, static_cast<int>(pieces.size()), {batch.first, batch.first + count});
   watch.lap(times_->replicate_us, "replicate");
-  const PooledVector<nn::Value> outputs = parallel_apply(replicas_, context, pieces, times_);
+  const PooledVector<nn::Value> outputs =
+      parallel_apply(replicas_, context, pieces, normaliser_of(batch, count), times_);
   context.draws.take(replicas_->context(0).draws);  // all replicas count alike
   watch.lap(times_->forward_us);
   PooledVector<std::int64_t> sizes;

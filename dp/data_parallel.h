@@ -9,8 +9,11 @@
 #include <vector>
 
 #include "dp/replicate.h"
-#include "dp/scatter_gather.h"
 #include "lib/base/trace.h"
+#include "lib/nn/module.h"
+#include "lib/nn/value.h"
+#include "lib/pool.h"
+#include "lib/tensor.h"
 
 namespace duet::dp {
 

@@ -1,11 +1,11 @@
+#include "dp/parallel_apply.h"
+
 #include <cstddef>
-#include <cstdint>
 #include <exception>
 #include <memory>
 #include <span>
 #include <utility>
 
-#include "dp/replicate.h"
 #include "lib/autograd/grad_mode.h"
 #include "lib/autograd/node.h"
 #include "lib/backend/backend.h"
@@ -140,23 +140,11 @@ struct ParallelApplyNode final : Node {
   PooledVector<char> took_part;
 };
 
-/// That of losses divided by the rows of the batch of which the inputs are parts.
-Normaliser of_all_parts(std::span<const nn::Value> inputs) {
-  Rows stamp;
-  std::int64_t rows = 0;
-  for (const nn::Value& input : inputs) {
-    const Variable* const part = nn::first_tensor(input);
-    if (part == nullptr || part->shape().rank() == 0) continue;
-    if (part->value().stamp().stamped()) stamp = part->value().stamp();
-    rows += part->shape()[0];
-  }
-  return normaliser_of(stamp, rows);
-}
-
 }  // namespace
 
 PooledVector<nn::Value> parallel_apply(const std::shared_ptr<Replicas>& replicas, nn::Context& model,
-                                       std::span<const nn::Value> inputs, const std::shared_ptr<WrapperTimes>& times) {
+                                       std::span<const nn::Value> inputs, Normaliser of_all_parts,
+                                       const std::shared_ptr<WrapperTimes>& times) {
   const bool record = grad_enabled();
   PooledVector<Edge> input_edges;
   PooledVector<Variable> leaves;
@@ -189,7 +177,7 @@ PooledVector<nn::Value> parallel_apply(const std::shared_ptr<Replicas>& replicas
       if (y.requires_grad()) normalisers |= y.edge().node->normalisers();
     });
   }
-  if ((normalisers & kPartOfBatch) != 0) normalisers = (normalisers & ~unsigned{kPartOfBatch}) | of_all_parts(inputs);
+  if ((normalisers & kPartOfBatch) != 0) normalisers = (normalisers & ~unsigned{kPartOfBatch}) | of_all_parts;
   auto node = make_pooled<ParallelApplyNode>(output_count);
   for (const Edge& edge : input_edges) node->add_edge(edge);
   const nn::Module::Range& range = replicas->module().range();

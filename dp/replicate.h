@@ -1,5 +1,4 @@
-// The second and third of data parallelism's four steps: every device gets the values of the model, and the replicas
-// run in parallel.
+// The second of data parallelism's four steps: every device gets the values of the model.
 #pragma once
 
 #include <condition_variable>
@@ -14,7 +13,6 @@
 #include "lib/backend/backend.h"
 #include "lib/base/function_ref.h"
 #include "lib/base/threads.h"
-#include "lib/base/trace.h"
 #include "lib/nn/module.h"
 #include "lib/pool.h"
 
@@ -141,12 +139,5 @@ class Replicas final : public std::enable_shared_from_this<Replicas>, private nn
   std::shared_ptr<ThreadPool> threads_;
   ReplicaSums sums_;
 };
-
-/// Runs replica i on inputs[i], each on its device's thread; grad mode is that of the caller. `model` is the context of
-/// the values that were replicated: the sum of the replicas' gradients goes to its slots. When replicas throw, the
-/// lowest one's exception is rethrown after all have stopped, with its own type and "replica 1 on device cpu:1" in
-/// front. `times` gets the times of backward.
-PooledVector<nn::Value> parallel_apply(const std::shared_ptr<Replicas>& replicas, nn::Context& model,
-                                       std::span<const nn::Value> inputs, const std::shared_ptr<WrapperTimes>& times);
 
 }  // namespace duet::dp
