@@ -22,7 +22,7 @@
 #include <duet/lib/device.h>
 #include <duet/lib/error.h>
 #include <duet/lib/io/safetensors.h>
-#include <duet/lib/nn/feature_network.h>
+#include <duet/lib/nn/alexnet_vgg.h>
 #include <duet/lib/nn/module.h>
 #include <duet/lib/nn/networks.h>
 #include <duet/lib/tensor.h>

@@ -1,4 +1,4 @@
-// What the networks of resnet.h, alexnet.h and vgg.h have in common.
+// What the networks of resnet.h and alexnet_vgg.h have in common.
 #pragma once
 
 #include <cstdint>

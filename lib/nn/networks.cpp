@@ -3,10 +3,9 @@
 #include <algorithm>
 
 #include "lib/error.h"
-#include "lib/nn/alexnet.h"
+#include "lib/nn/alexnet_vgg.h"
 #include "lib/nn/resnet.h"
 #include "lib/nn/simple_cnn.h"
-#include "lib/nn/vgg.h"
 
 namespace duet::nn {
 namespace {

@@ -13,7 +13,7 @@
 #include "dp/data_parallel.h"
 #include "lib/backend/backend.h"
 #include "lib/error.h"
-#include "lib/nn/alexnet.h"
+#include "lib/nn/alexnet_vgg.h"
 #include "lib/nn/chain.h"
 #include "lib/nn/layers.h"
 #include "lib/nn/resnet.h"

@@ -13,10 +13,9 @@
 
 #include "lib/base/sha256.h"
 #include "lib/error.h"
-#include "lib/nn/alexnet.h"
+#include "lib/nn/alexnet_vgg.h"
 #include "lib/nn/networks.h"
 #include "lib/nn/resnet.h"
-#include "lib/nn/vgg.h"
 #include "lib/ops/losses.h"
 #include "lib/ops/ops.h"
 #include "lib/optim/sgd.h"

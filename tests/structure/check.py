@@ -48,10 +48,10 @@ MAX_FILES = 30
 MAX_FUNCTION = 60  # lines
 # Parts of the tree -> most files and lines of all together. A commit that raises one says why.
 BUDGETS = {
-    ("lib",): (187, 24_090),
+    ("lib",): (183, 24_060),
     ("samplers",): (6, 360),
-    ("dp",): (8, 1_205),
-    ("ddp",): (84, 13_943),
+    ("dp",): (8, 1_190),
+    ("ddp",): (84, 13_940),
     ("torch",): (31, 3_710),
     PROGRAM: (75, 12_060),
     ("examples",): (20, 2_020),

@@ -1,7 +1,7 @@
 // The hook of the build without a memory checker: see memory.h.
-#include "lib/backend/cuda/memory.h"
-
 #include <cstddef>
+
+#include "lib/backend/cuda/memory.h"
 
 namespace duet::cuda {
 

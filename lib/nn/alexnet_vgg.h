@@ -1,5 +1,5 @@
-// Networks of convolutions ("features"), an average pool and linear layers ("classifier"), as torchvision's AlexNet and
-// VGG are.
+// AlexNet and VGG: networks of convolutions ("features"), an average pool and linear layers ("classifier"), with
+// torchvision's names, texts and initial weights.
 #pragma once
 
 #include <cstdint>
@@ -34,6 +34,21 @@ class FeatureNetwork : public Module {
  private:
   Flatten flatten_;
   std::unique_ptr<Module> wrapper_;  // of features_
+};
+
+/// torchvision's AlexNet (Krizhevsky, "One weird trick for parallelizing convolutional neural networks", 2014), for
+/// images of 63x63 pixels and more.
+class AlexNet : public FeatureNetwork {
+ public:
+  explicit AlexNet(const NetworkOptions& options = {});
+};
+
+/// torchvision's VGG (Simonyan and Zisserman, "Very deep convolutional networks for large-scale image recognition",
+/// 2014, table 1: A, B, D, E), for images of 32x32 pixels and more.
+class VGG : public FeatureNetwork {
+ public:
+  /// `depth`: 11, 13, 16 or 19, else UsageError. With `batch_norm` one follows every convolution (vgg11_bn, ...).
+  explicit VGG(int depth, bool batch_norm = false, const NetworkOptions& options = {});
 };
 
 }  // namespace duet::nn
