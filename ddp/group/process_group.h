@@ -193,7 +193,7 @@ inline std::int64_t bytes_of(const Call& call) {
 /// after the other, and has ended when wait() on its Work has returned. Sums are made in the same order on every rank
 /// and are bitwise equal everywhere: for 2, 4, 8... ranks the tree ((0+1)+(2+3))+((4+5)+(6+7)), else 0+1+2+....
 /// Those of f16 and bf16, averages and products too, are made in f32 and rounded once, to nearest, ties to even. NCCL
-/// has an order and roundings of its own, see nccl_group.h.
+/// has an order and roundings of its own, see ddp/transport/modules.h.
 /// Buffers on a GPU go through the host's memory where the group does not take them as they are, and those in the
 /// host's memory over a GPU where the group takes only those: what the device was asked before is in them, and wait()
 /// has put the result there.
@@ -219,7 +219,7 @@ class ProcessGroup {
   /// all of them, over NCCL that or a later call.
   void set_batch(const BatchMark& batch) { batch_ = batch; }
 
-  /// The store through which the ranks met. Threads of one process may set one for make_memory_transports().
+  /// The store through which the ranks met. Threads of one process may set one for make_memory_transport().
   const std::shared_ptr<Store>& store() const { return store_; }
   void set_store(std::shared_ptr<Store> store) { store_ = std::move(store); }
 
