@@ -206,15 +206,35 @@ void Case::expect_equal(const char* what, std::size_t i, std::int64_t got, std::
                           std::to_string(expected));
 }
 
-void check_all_launched(std::string_view source) {
+namespace {
+
+/// Fails unless there are kernels for which wanted() is true, and each was launched.
+template <class Wanted>
+void check_launches(Wanted wanted) {
   int kernels = 0;
   for (const duet_ptx::RegisteredKernel& kernel : duet_ptx::registered_kernels()) {
-    if (kernel.source != source) continue;
+    if (!wanted(kernel)) continue;
     ++kernels;
     INFO("kernel " << kernel.name);
     CHECK(kernel.launches > 0);
   }
   CHECK(kernels > 0);
+}
+
+}  // namespace
+
+void check_all_launched(std::string_view source, std::initializer_list<std::string_view> others) {
+  check_launches([&](const duet_ptx::RegisteredKernel& kernel) {
+    return kernel.source == source && std::ranges::none_of(others, [&](std::string_view other) {
+             return std::string_view(kernel.name).starts_with(other);
+           });
+  });
+}
+
+void check_launched(std::initializer_list<std::string_view> kernels) {
+  for (const std::string_view name : kernels)
+    check_launches(
+        [&](const duet_ptx::RegisteredKernel& kernel) { return std::string_view(kernel.name).starts_with(name); });
 }
 
 double bfloat16(double x) {

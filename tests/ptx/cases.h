@@ -121,8 +121,11 @@ class Case {
   bool failed_ = false;
 };
 
-/// Fails unless each kernel of the source was launched.
-void check_all_launched(std::string_view source);
+/// Fails unless each kernel of the source was launched, but those whose names begin as one of `others`, which are other
+/// cases'.
+void check_all_launched(std::string_view source, std::initializer_list<std::string_view> others = {});
+/// Fails unless each kernel whose name begins as one of these was launched, and there are some for each.
+void check_launched(std::initializer_list<std::string_view> kernels);
 
 /// The nearest bfloat16, ties to even.
 double bfloat16(double x);
