@@ -181,7 +181,7 @@ void measure(const CollectiveOptions& options, const std::string& algorithm, ddp
   }
 }
 
-// Those of the page's colours that differ most.
+// The most distinct of the page's colours.
 constexpr const char* kColours[] = {"dp", "averaging", "ddp", "single"};
 
 std::string size_text(double bytes) {

@@ -16,9 +16,9 @@ namespace duet::cli {
 struct CollectiveRow {
   std::string backend, algorithm;
   int ranks = 1;
-  std::int64_t bytes = 0, count = 0;  // of a rank's longer buffer
-  double time_us = 0;                 // of one call, mean over calls and ranks
-  // Of the shortest and the longest call, mean over ranks; not measured on GPUs, which run calls
+  std::int64_t bytes = 0, count = 0;  // size of the longer of a rank's buffers, in bytes and elements
+  double time_us = 0;                 // time of one call, the mean over calls and ranks
+  // Times of the shortest and the longest call, each a mean over ranks; not measured on GPUs, which run calls
   // asynchronously.
   std::optional<double> min_us{}, max_us{};
   double algorithm_gb_s = 0, bus_gb_s = 0;

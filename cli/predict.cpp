@@ -28,7 +28,7 @@ std::string rate_text(const TransferCost& hop) {
                 " us a message");
 }
 
-/// Those with a model. Errors name the file.
+/// Reads results.json, which must hold a cost model. Errors name the file.
 Results read_results(const std::string& file) {
   const std::string text = read_file(file);
   return with_prefix([&] { return file + ": "; },

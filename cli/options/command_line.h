@@ -28,7 +28,7 @@ void add_launch(CLI::App& app, LaunchOptions& options);
 /// The option --port-range.
 void add_port_range(CLI::App& app, const std::string& names, std::string& ports);
 
-/// Of a list with `between` between its entries, which may be empty.
+/// Splits a list at every `between`; entries may be empty.
 std::vector<std::string> entries_of(const std::string& list, char between = ',');
 
 /// For CLI::Option::check(): why a value is wrong, or nothing.

@@ -139,7 +139,7 @@ Endpoint endpoint_of(const LaunchOptions& options) {
   if (!options.master_addr.empty()) endpoint.address = options.master_addr;
   if (options.rdzv_endpoint.empty()) return endpoint;
   const std::string& text = options.rdzv_endpoint;
-  const std::size_t bracket = text.rfind(']');  // of an IPv6 address: [::1]:29500
+  const std::size_t bracket = text.rfind(']');  // end of an IPv6 address: [::1]:29500
   const std::size_t colon = text.find(':', bracket == std::string::npos ? 0 : bracket);
   endpoint.address = text.substr(0, colon);
   if (bracket != std::string::npos && text[0] == '[') endpoint.address = text.substr(1, bracket - 1);

@@ -143,7 +143,7 @@ Mode mode_of(const std::string& word) {
   return *std::find_if(kModes.begin(), kModes.end(), [&](Mode mode) { return word == name(mode); });
 }
 
-/// Of whole numbers, from `least` on.
+/// Adds an option that takes a list of whole numbers of at least `least`.
 template <class T>
 void add_numbers(CLI::App& app, const char* option, std::vector<T>& values, T least, const char* otherwise,
                  const char* about) {
@@ -161,7 +161,7 @@ void add_scaling(CLI::App& app, std::string& scaling) {
       ->check(one_of({"strong", "weak"}));
 }
 
-/// Of an option that is given twice, the last counts: scripts put theirs first and let the user's follow.
+/// Lets the last value of an option that is given twice count: scripts put theirs first and let the user's follow.
 void take_last(CLI::App& app) { app.option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast); }
 
 void add_compare(CLI::App& app, CompareOptions& options) {

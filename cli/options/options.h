@@ -33,16 +33,16 @@ struct Training {
   std::string input;                 // "3x224x224", of a sample for a TorchScript file
   std::int64_t image_size = 0;       // rows and columns of its images; 0: as the network has it
   std::int64_t classes = 0;          // outputs; 0: as many as the data has
-  std::string stem = "imagenet";     // of a ResNet, or "cifar"
+  std::string stem = "imagenet";     // first layers of a ResNet, or "cifar"
   bool sync_bn = false;              // SyncBatchNorm in place of batch norm
   DeviceKind device = DeviceKind::cpu;
   int threads_per_device = 1;
   Precision precision = Precision::fp32;
   bool deterministic = false;
-  std::string backend = "auto";     // of the ranks' process group: see ddp/init.h
+  std::string backend = "auto";     // backend of the ranks' process group: see ddp/init.h
   std::string workers = "process";  // what a rank is, or "thread"
   std::string graph = "auto";       // steps as CUDA graphs: where they can be, "on" or "off"
-  std::int64_t graph_steps = 0;     // of one graph; 0: chosen by duet
+  std::int64_t graph_steps = 0;     // steps that one graph replays; 0: chosen by duet
   std::string data;        // folder; "synthetic": drawn digits or images; empty: MNIST where it is found, else drawn
   int loader_workers = 0;  // threads that make batches ahead; 0: the training thread makes them
   bool skip_broken = false;
@@ -51,7 +51,7 @@ struct Training {
   std::int64_t batch = 128;  // rows of the global batch, whatever the number of devices
   double lr = 0.01;
   std::string optimizer = "sgd";       // "adam" or "adamw"
-  double momentum = 0.5;               // of sgd
+  double momentum = 0.5;               // momentum of SGD
   std::optional<double> weight_decay;  // none: the optimizer's own
   std::uint64_t seed = 1234;
   std::int64_t train_images = 0;  // 0: all
@@ -65,8 +65,8 @@ struct Training {
 struct TrainOptions : Training {
   Mode mode = Mode::single;
   int devices = 1;
-  double timeout_s = 0;                 // of one collective of ranks; 0: the launcher's
-  std::string port_range;               // of the ranks; empty: as DUET_PORT_RANGE says
+  double timeout_s = 0;                 // timeout of one collective; 0: the launcher's timeout
+  std::string port_range;               // ports that ranks may use; empty: as DUET_PORT_RANGE says
   std::string replicas = "persistent";  // dp: or "per_forward"
   std::string loss = "gathered";        // dp: or "in_replica"
   std::string sum = "tree";             // dp on GPUs: or "nccl"
@@ -91,10 +91,10 @@ struct TrainOptions : Training {
 struct CompareOptions : Training {
   std::vector<Mode> modes = {Mode::single, Mode::averaging, Mode::dp, Mode::ddp};
   std::vector<int> devices = {1};                // without --devices, parse() adds those that have cores of their own
-  std::vector<std::string> backends = {"auto"};  // of ddp, each a row; `backend` is the first
+  std::vector<std::string> backends = {"auto"};  // backends of ddp, each a row; `backend` is the first
   std::vector<std::int64_t> batches = {128};     // each a comparison; `batch` is the first
   std::string scaling = "strong";                // "weak": a batch of each device, else of all
-  double time_budget_s = 45;                     // of timing in rounds; 0: no rounds
+  double time_budget_s = 45;                     // seconds for timing in rounds; 0: no rounds
   std::string vs_torch;                          // a Python with PyTorch, whose rows are compared, too
   std::string out = "out";
   std::string json;  // see cli/system/files.h
@@ -118,7 +118,7 @@ struct Endpoint {
   std::string address = "127.0.0.1";
   int port = 0;  // 0: a free one
 };
-/// As --rdzv-endpoint, or --master-addr and --master-port, have it. Throws UsageError.
+/// Address and port that --rdzv-endpoint, or --master-addr and --master-port, name. Throws UsageError.
 Endpoint endpoint_of(const LaunchOptions& options);
 
 inline constexpr const char* kNeedsMpirun =
@@ -144,7 +144,7 @@ struct PredictOptions {
   std::vector<int> devices = {1, 2, 4, 8}, hosts = {1};
   std::string link;  // empty: as measured, unless `gbit` is set
   std::optional<double> latency_us, gbit;
-  std::string algorithm;    // of its all-reduces; empty: the link's own
+  std::string algorithm;    // algorithm of the link's all-reduces; empty: the link's own
   std::vector<Mode> modes;  // empty: all that the model has terms for
   std::int64_t batch = 0;   // 0: as measured
   std::string scaling = "strong";
@@ -179,7 +179,7 @@ bool is_network_file(const std::string& model);
 bool is_script_file(const std::string& model);
 /// (channels, rows, columns) of "3x224x224"; nothing for other texts.
 std::optional<Shape> input_shape(const std::string& text);
-/// That of --input, or its default.
+/// Shape of one sample of a TorchScript network: what --input says, or its default.
 Shape script_input(const Training& options);
 
 /// Why the steps of such a run are not replayed as CUDA graphs; empty where they are. `carrier`: the

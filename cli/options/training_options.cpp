@@ -87,7 +87,7 @@ void network_options(const Visitor& option) {
          "threads of one CPU device, each pinned to a core");
 }
 
-/// The same for every option of a training.
+/// Calls option() as network_options() does, for every option of a training.
 template <class Visitor>
 void training_options(const Visitor& option) {
   network_options(option);
@@ -275,7 +275,7 @@ void add_train(CLI::App& app, TrainOptions& options) {
   app.add_option("--step-times", options.step_times,
                  "file for the time of every step but the first, in us, a line each");
   app.add_option("--progress", options.progress, "file that always holds one line: where the training stands");
-  // Of duet compare for its cells; in no group, and so not in the help.
+  // Options that duet compare gives its cells; in no group, and so not in the help.
   app.add_option("--bursts", options.bursts)->group("");
   app.add_flag("--untrained", options.untrained)->group("");
   app.add_option("--weights", options.weights)->group("");

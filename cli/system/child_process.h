@@ -31,7 +31,7 @@ class Child {
   /// started_ns(). Its output goes to `log`; its last line there is the reason of a failure. A child that cannot be
   /// started has ended.
   Child(const std::string& file, const std::vector<std::string>& arguments, std::string log);
-  /// As end().
+  /// Ends the child by end().
   ~Child();
   Child(const Child&) = delete;
   Child& operator=(const Child&) = delete;

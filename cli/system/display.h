@@ -24,7 +24,7 @@ std::string shortest(double value);
 std::string seconds(double value);
 /// "1", "1 and 2", "1, 2 and 4", or with another word before the last.
 std::string listed(const std::vector<std::string>& items, const char* last = "and");
-/// As Python's repr prints a float: shortest digits, an exponent only below 1e-4 or from 1e16.
+/// Formats a number as Python's repr prints a float: shortest digits, an exponent only below 1e-4 or from 1e16.
 std::string python_float(double value);
 /// Number of characters (code points) of UTF-8 text, for columns.
 std::size_t width(const std::string& text);
@@ -43,7 +43,7 @@ struct TerminalStyle {
 
 /// Plain for --quiet, a pipe or TERM=dumb; NO_COLOR (set and not empty) takes the colours only.
 TerminalStyle terminal_style(bool is_terminal, bool quiet, const char* no_color, const char* term);
-/// The same for an open stream and this process's environment.
+/// Style for an open stream, with NO_COLOR and TERM from this process's environment.
 TerminalStyle terminal_style(std::FILE* stream, bool quiet);
 
 /// Columns of the terminal that the stream goes to; `otherwise` where it is none, or does not say.
@@ -62,7 +62,7 @@ std::vector<std::string> wrapped(const std::string& text, std::size_t columns, s
 struct Progress {
   int epoch = 0;  // from 1
   int epochs = 1;
-  std::int64_t step = 0, steps = 0;  // of the epoch
+  std::int64_t step = 0, steps = 0;  // steps of the epoch: done, and in all
   double loss = 0;
   double samples_per_s = 0;
   double left_s = 0;  // until the end of the training

@@ -29,7 +29,7 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr std::string_view kStem = "duet-";
-constexpr std::size_t kRandomPart = 6;       // of mkdtemp's names
+constexpr std::size_t kRandomPart = 6;       // length of the random part of mkdtemp's names
 constexpr const char* kLockFile = "/.lock";  // locked by the owning process until it ends
 
 /// Removes folders of this user whose processes have ended. It holds their locks meanwhile, so that only one of several

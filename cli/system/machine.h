@@ -8,7 +8,7 @@
 
 namespace duet::cli {
 
-inline constexpr int kMaxDevices = 1024;  // of a run, and ranks
+inline constexpr int kMaxDevices = 1024;  // limit of a run's devices, and of its ranks
 
 struct Machine {
   std::string cpu;
@@ -55,7 +55,7 @@ double peak_memory_mb();
 
 /// Processor time of this process.
 struct CpuUse {
-  double used_s = 0;     // of all threads
+  double used_s = 0;     // processor time of all threads
   double delayed_s = 0;  // that its threads were ready to run and had no core; 0 where the kernel does not count it
 
   CpuUse operator-(const CpuUse& before) const { return {used_s - before.used_s, delayed_s - before.delayed_s}; }

@@ -63,7 +63,7 @@ void handle_unless_ignored(int signal, void (*handler)(int)) {
 
 // The handler of SIGBUS makes system calls only: whatever the thread did when it came, it holds no lock here.
 
-using Line = std::array<char, 4352>;  // of /proc/self/maps; of one that is longer, its begin
+using Line = std::array<char, 4352>;  // a line of /proc/self/maps, or the begin of one that is longer
 
 /// The path in a line "7f00-7f80 r-xp 00000000 08:01 123   /a/b" if it maps the address; else empty.
 std::string_view path_at(std::uintptr_t address, std::string_view line) {
@@ -147,7 +147,7 @@ void CommonEnd::exchange(int own) {
     if (signal_ != 0 && numbers[rank] == signal_) signalled_.push_back(static_cast<int>(rank));
 }
 
-/// Of rank 0's choice: as many steps as took kInterval lately, at most twice as many as before.
+/// The interval that rank 0 chooses: as many steps as took kInterval lately, at most twice as many as before.
 std::int64_t CommonEnd::next_interval() {
   if (size_ == 1) return 1;
   const auto now = Clock::now();

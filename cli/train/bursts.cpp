@@ -53,7 +53,7 @@ constexpr std::int64_t kWarmUp = 1, kFewSteps = 5;
 constexpr std::int64_t kTracedSteps = 12;
 constexpr std::size_t kTraceEvents = 1 << 14;
 constexpr double kLongestPauseUs = 1000;
-constexpr double kShortestUs = 0.1;  // of a call
+constexpr double kShortestUs = 0.1;  // lower bound of a call's median time
 
 Descriptor opened(const std::string& fifo, int access) {
   Descriptor file(::open(fifo.c_str(), access | O_CLOEXEC));
@@ -111,7 +111,7 @@ class Bursts {
   std::string burst(std::int64_t steps) {
     std::array<double, 1> begin{};
     sum_over_ranks(group_, begin);  // copies have nothing else that lets them begin together
-    if (communicates() && reports_process()) start_trace(options_);  // of all ranks by the end of the warm-up
+    if (communicates() && reports_process()) start_trace(options_);  // all ranks trace by the end of the warm-up
     if (steps >= kFewSteps) {
       StepClock warm = clock();
       train_until(warm, [](std::int64_t done) { return done >= kWarmUp; });
@@ -179,7 +179,7 @@ TracedStep traced(const RankStep& step) {
 struct Calls {
   std::vector<double> begins_us{}, ends_us{};
 
-  /// Of every `stride`-th call from `first` on: what they took without the wait.
+  /// The median time, without the wait, of every `stride`-th call from `first` on.
   double median_us(std::size_t first, std::size_t stride) const {
     std::vector<double> us;
     for (std::size_t i = first; i < ends_us.size(); i += stride) us.push_back(ends_us[i] - begins_us[i]);
@@ -277,7 +277,7 @@ class CollectiveBursts {
       after_pause(calls, [&] { group_.all_reduce(ddp::Buffer(gradients_.raw(), count, DType::f32)).wait(); });
   }
 
-  /// As ddp::average_gradients(), of memory that the ranks do not share.
+  /// Averages buffers of the parameters' sizes as ddp::average_gradients() does, in memory that ranks do not share.
   void average(Calls& calls) {
     after_pause(calls, [&] {
       std::span<float> rest = other_;
@@ -310,7 +310,7 @@ class CollectiveBursts {
       all.additions.push_back(add());
     }
     for (std::vector<double>* const us : {&all.calls.begins_us, &all.averages.begins_us})
-      group_.all_reduce(std::span(*us), ddp::ReduceOp::max).wait();  // of the last rank, which the others wait for
+      group_.all_reduce(std::span(*us), ddp::ReduceOp::max).wait();  // begins on the last rank, which others wait for
     for (std::vector<double>* const us : {&all.calls.ends_us, &all.averages.ends_us})
       group_.all_reduce(std::span(*us), ddp::ReduceOp::avg).wait();
     return all;
@@ -381,7 +381,7 @@ class ScriptRank {
       for (std::size_t i = 0; i < means.size(); ++i) means[i] += own[i] / count / group_.size();
       least.push_back(step.exposed);
     }
-    std::array<double, 2> medians = {median_us(timed), 0};  // of the slowest rank, as duet's own
+    std::array<double, 2> medians = {median_us(timed), 0};  // become the slowest rank's below, as in duet's own bursts
     if (group_.size() > 1) medians[1] = median_us(run(count, false));
     group_.all_reduce(std::span<double>(medians), ddp::ReduceOp::max).wait();
     Json measured = {{"median_us", medians[0]}, {"alone_us", nullptr}};

@@ -46,7 +46,7 @@ class BurstPort {
 struct RankBurst {
   double wall_s = 0, used_s = 0, delayed_s = 0;  // see CpuUse
   double median_us = 0;
-  double spread_share = 0;   // of its steps: see fit_spread()
+  double spread_share = 0;   // spread of its steps' times: see fit_spread()
   std::optional<Run> run{};  // on rank 0; of copies on all
 };
 std::string to_json(const RankBurst& burst);

@@ -17,7 +17,7 @@ namespace {
 constexpr const char* kRunId = "TORCHELASTIC_RUN_ID";
 constexpr const char* kRestarts = "TORCHELASTIC_RESTART_COUNT";
 constexpr const char* kNoRunId = "none";  // torchrun's, where it was given none
-constexpr const char* kRun = "run";       // of a checkpoint: the run that wrote it
+constexpr const char* kRun = "run";       // setting of a checkpoint that names the run that wrote it
 constexpr const char* kNoGenerator = "the state of PyTorch's generator is not in a checkpoint";
 
 std::string variable(const char* name) { return environment_variable(name).value_or(""); }

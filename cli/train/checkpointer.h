@@ -36,7 +36,7 @@ class Checkpointer {
   void save(const Position& position, double accuracy);
   /// Whether any rank writes checkpoints.
   bool writes() const { return !folder_.empty(); }
-  /// Of the whole run.
+  /// Steps that the whole run has done at a position.
   std::int64_t total_steps(const Position& position) const {
     return position.epoch * setup_.loader->steps() + position.step;
   }
@@ -48,8 +48,8 @@ class Checkpointer {
   Setup& setup_;
   Metadata images_;  // as checkpoints hold them
   bool leader_;
-  std::string folder_;  // of the checkpoints that it writes; empty: none
-  std::string series_;  // of these
+  std::string folder_;  // where it writes checkpoints; empty: it writes none
+  std::string series_;  // name of the training in these checkpoints, kept when it is resumed
   std::optional<FolderLock> lock_;
   double best_ = 0;  // per cent
 };

@@ -171,7 +171,7 @@ Images read_folder(const Training& options, std::int64_t side) {
   data::ImageFolderOptions reading{.transform = data::RandomResizedCrop{.size = side, .seed = options.seed},
                                    .skip_broken = options.skip_broken};
   const auto train = std::make_shared<data::ImageFolder>(root / "train", reading);
-  // As 256 to 224 of torchvision's evaluation.
+  // The ratio is that of torchvision's evaluation, which resizes to 256 and crops to 224.
   reading.transform = data::ResizeCentreCrop{.resize = side * 256 / 224, .size = side};
   const auto test = std::make_shared<data::ImageFolder>(root / "val", reading);
   require<DataError>(train->classes() == test->classes(), "--data ", options.data, ": train has ",
@@ -225,7 +225,7 @@ class OwnBatches : public samplers::BlockedBatches {
   }
 };
 
-/// The same global batches in every mode: rank r reads its run of consecutive rows of each.
+/// Makes the loader with the same global batches in every mode: rank r reads its run of consecutive rows of each.
 std::unique_ptr<data::Loader> blocked_loader(const data::Dataset& set, const TrainOptions& options,
                                              const ddp::ProcessGroup& group, bool deferred) {
   auto order = std::make_unique<samplers::RandomSampler>(set.size(), options.seed);
@@ -289,7 +289,7 @@ void wrap_ddp(Setup& setup, const TrainOptions& options, ddp::ProcessGroup& grou
   if (!setup.graph) {  // parts of a replayed graph cannot be timed
     setup.times = [net = wrapper.get(), &group] {
       WrapperTimes times = net->times();
-      times.communication_us = group.busy_us();  // of other collectives, too
+      times.communication_us = group.busy_us();  // includes other collectives
       return times;
     };
   }
@@ -314,7 +314,7 @@ std::unique_ptr<optim::Optimizer> make_optimizer(const TrainOptions& options, nn
 /// What lies between two readings of the loss, in equal parts.
 std::int64_t steps_of_graph(const TrainOptions& options, std::int64_t epoch_steps) {
   constexpr std::int64_t kMost = 8;             // one launch and one copy of numbers for so many leave little to save
-  if (!options.fingerprints.empty()) return 1;  // of every step
+  if (!options.fingerprints.empty()) return 1;  // every step has a fingerprint
   if (options.graph_steps > 0) return options.graph_steps;
   const std::int64_t between = std::max<std::int64_t>(1, epoch_steps / StepClock::kLossPoints);
   return between / ((between + kMost - 1) / kMost);

@@ -43,7 +43,7 @@ ChosenNetwork chosen_network(const Training& options);
 /// UsageError for fewer than those.
 std::unique_ptr<nn::Module> blank_network(const Training& options, std::int64_t data_classes);
 
-/// The same with PyTorch's initial weights of --seed. With `generator` they are drawn from it.
+/// blank_network() with PyTorch's initial weights of --seed. With `generator` they are drawn from it.
 std::unique_ptr<nn::Module> make_network(const Training& options, std::int64_t data_classes,
                                          Mt19937* generator = nullptr);
 
@@ -80,14 +80,14 @@ struct Setup {
   std::unique_ptr<optim::Optimizer> optimizer;
   std::unique_ptr<StepGraph> graph;             // where steps are replayed; the loader is then deferred
   std::int64_t graph_steps = 1;                 // that one launch replays
-  std::function<void()> average;                // of mode averaging
+  std::function<void()> average;                // mode averaging: averages gradients over ranks
   std::function<WrapperTimes()> times;          // dp and ddp
   std::function<void()> require_same_replicas;  // dp
   Variable (*loss)(const Variable& output, const Tensor& labels) = nullptr;  // that the network trains with
   bool loss_in_replica = false;  // the net takes a list {images, labels} and gives the loss
   bool scatters = false;         // the net cuts batches up itself, else they go to the model's device
   bool own_batches = false;      // this rank's batches are not stamped as shards of the ranks' global ones
-  std::vector<Device> devices;   // of this process; the first holds the model
+  std::vector<Device> devices;   // this process's; the first holds the model
 
   nn::Module& model() { return *network; }
   nn::Module& net() { return wrapper ? *wrapper : *network; }

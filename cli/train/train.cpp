@@ -226,7 +226,7 @@ int train_in_threads(const TrainOptions& options) {
 /// The files of a training, with their sizes as far as they can be estimated before the data are read.
 std::vector<Output> outputs_of(const TrainOptions& options) {
   constexpr std::uint64_t kMnistImages = 60'000, kHashLine = 65, kTimeLine = 10, kRun = 65'536, kEpoch = 512;
-  constexpr std::uint64_t kTracedStep = 1'500, kMostTraced = 100'000'000;  // of a device
+  constexpr std::uint64_t kTracedStep = 1'500, kMostTraced = 100'000'000;  // trace bytes per device
   const std::uint64_t images =
       options.train_images > 0 ? static_cast<std::uint64_t>(options.train_images) : kMnistImages;
   const auto batch = static_cast<std::uint64_t>(options.batch), epochs = static_cast<std::uint64_t>(options.epochs);

@@ -45,7 +45,7 @@ namespace {
 
 // For the time of the start, and of a step; of networks for colour images fewer, as their steps take long.
 constexpr std::int64_t kUntrainedSteps = 8, kFewUntrainedSteps = 2;
-constexpr std::size_t kTraceEvents = 1 << 20;  // of a process: about 80,000 steps of one device
+constexpr std::size_t kTraceEvents = 1 << 20;  // newest events that a process keeps: about 80,000 steps of one device
 
 /// Whether a batch norm has statistics of each device alone, so that results depend on their number.
 bool has_plain_batch_norm(const nn::Module& network) {

@@ -245,7 +245,7 @@ void train_epoch(Setup& setup, StepClock& clock, const std::function<bool()>& af
 }
 
 std::int64_t count_correct(nn::Module& net, const data::Dataset& data, int rank, int world_size, int workers) {
-  constexpr std::int64_t kLeastRows = 16, kMostRows = 1000, kNumbers = 1 << 20;  // of a batch
+  constexpr std::int64_t kLeastRows = 16, kMostRows = 1000, kNumbers = 1 << 20;  // limits of a batch's size
   const std::int64_t rows = std::clamp(kNumbers / data.sample_shape().count(), kLeastRows, kMostRows);
   const NoGrad no_grad;
   data::Loader loader(data,

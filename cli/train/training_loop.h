@@ -42,9 +42,9 @@ class StepClock {
   /// Sums of loss times rows at the points of this epoch, and the global rows; for adding up over ranks.
   std::vector<double>& loss_sums() { return loss_sums_; }
   const std::vector<double>& loss_rows() const { return loss_rows_; }
-  /// Of this process, over this epoch so far.
+  /// Mean loss over this process's rows of this epoch so far.
   double epoch_loss() const;
-  /// Of every step but the first of the run.
+  /// Times of every step but the first of the run.
   const std::vector<float>& steps_us() const { return step_us_; }
   double epoch_seconds() const { return epoch_us_ / 1e6; }
   /// Global images per second over this epoch so far, first step of the run excluded.
@@ -65,11 +65,11 @@ class StepClock {
   double first_end_s_ = 0;  // from the start of the program to the end of the first step
   WrapperTimes wrapper_first_;
   double communicated_us_ = 0, between_us_ = 0;  // the wrapper's, up to the end of the last epoch; between epochs
-  StepParts total_;                              // of all steps but the first
-  std::vector<float> step_us_;                   // of each step but the first
-  double now_us_ = 0;                            // of the step that runs
+  StepParts total_;                              // sums over all steps but the first
+  std::vector<float> step_us_;                   // times of each step but the first
+  double now_us_ = 0;                            // time so far of the step that runs
   double epoch_us_ = 0, epoch_images_ = 0, epoch_loss_sum_ = 0, epoch_rows_ = 0;
-  std::int64_t step_ = 0, steps_ = 1;  // of the epoch
+  std::int64_t step_ = 0, steps_ = 1;  // steps of the epoch: done, and in all
   std::int64_t run_step_ = 0;
   std::vector<double> loss_sums_, loss_rows_;
 };
