@@ -13,15 +13,15 @@
 namespace duet::cli {
 
 struct Cell {
-  /// Of the report; of the cost model alone: single on another batch, a network's all-reduces, dp on other
-  /// batches; or of a row on GPUs: its steps without graphs, with a wait for the device after each part; or of the
-  /// report, and PyTorch's: see TorchPeers.
+  /// What a cell is run for. row: a row of the report. batch_sweep, collectives, overhead: the cost model alone, which
+  /// needs single on another batch, a network's all-reduces, dp on other batches. parts: a row on GPUs, its steps taken
+  /// without graphs and with a wait for the device after each part. torch: PyTorch's row of the report, see TorchPeers.
   enum class Use { row, batch_sweep, collectives, overhead, parts, torch };
 
   Mode mode = Mode::single;
   int devices = 1;
   int threads_per_device = 1;
-  std::string backend{};   // of ranks, where it is not the options'
+  std::string backend{};   // the ranks', where it is not the options'
   std::int64_t batch = 0;  // 0: the options'
   Use use = Use::row;
   std::string torch{};  // which of PyTorch's: see TorchPeers

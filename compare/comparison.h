@@ -22,7 +22,7 @@ struct CellRounds {
   Cell cell;
   Learnt learnt{};
   std::vector<Run> bursts{};
-  std::vector<CollectiveTimes> collectives{};  // of such a cell in place of bursts
+  std::vector<CollectiveTimes> collectives{};  // what a cell of Use::collectives has in place of bursts
 };
 
 /// Fills batch_sweep, model and model_notes from the rounds of single, copies and all-reduces: never from a cell that

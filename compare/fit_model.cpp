@@ -26,7 +26,7 @@ std::vector<double> rounds_us(const CellRounds& cell) {
   return us;
 }
 
-/// Of a time that every round measured.
+/// The median over rounds of a time that every round measured.
 template <class Field>
 double median_over(const std::vector<CollectiveTimes>& rounds, const Field& field) {
   std::vector<double> us;
@@ -175,7 +175,7 @@ class ModelFit {
   Results& results_;
   const std::vector<CellRounds>& cells_;
   const Run* single_;
-  std::vector<double> spreads_;  // of the steps of copies
+  std::vector<double> spreads_;  // spread_share of each burst of copies
   CostModel model_;
 };
 

@@ -12,7 +12,7 @@
 namespace duet::cli {
 namespace {
 
-constexpr double kUnexplained = 0.1;  // of the loss; beyond it parts are not named as causes
+constexpr double kUnexplained = 0.1;  // share of the loss; beyond it parts are not named as causes
 
 /// On as many devices, where they were timed.
 const Run* timed_copies(const Results& results, int devices) {

@@ -13,7 +13,7 @@ namespace duet::cli {
 struct OverheadPart {
   const char *name, *title;         // in results.json; in pictures and lines
   std::optional<double> us{};       // null: not measured
-  std::vector<double> rounds_us{};  // of each round in which it was measured
+  std::vector<double> rounds_us{};  // its time in each round in which it was measured
 
   std::optional<Interval> interval() const { return interval_of(rounds_us); }
 };
@@ -31,7 +31,7 @@ struct Overhead {
   double unexplained_us() const { return *parts.back().us; }
 };
 
-/// Of a run on several devices; null for single and copies, and where single or the run was not timed.
+/// The overhead of a run on several devices; null for single and copies, and where single or the run was not timed.
 std::optional<Overhead> overhead_of(const Results& results, const Run& run);
 
 /// Whether all parts can be named as causes: there were rounds enough, the run loses something in all of them, and what

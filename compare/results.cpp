@@ -127,7 +127,7 @@ std::string csv_line(const Run& run, bool names) {
   return line;
 }
 
-/// Of a file of several batches: refuses it, and names the files of each.
+/// Refuses the results of several batches by a DataError that names the file of each batch.
 void require_one_batch(const Json& json) {
   if (!json.is_object() || !json.contains("batches")) return;
   std::vector<std::string> files;

@@ -21,15 +21,15 @@ struct BatchTime {
 
 struct Results {
   Machine machine;
-  std::int64_t parameters = 0;  // of the network
+  std::int64_t parameters = 0;  // number of the network's parameters
   Training settings;            // as asked for, but with the name of the data and the number of images that were found
   std::vector<Run> runs;
   bool partial = false;                  // interrupted: runs of cells that had not ended are missing
-  std::vector<BatchTime> batch_sweep{};  // of single, timed in the rounds; by batch
+  std::vector<BatchTime> batch_sweep{};  // step times of single, from the rounds; by batch
   bool weak = false;                     // settings.batch is of each device, else of all
   std::optional<CostModel> model{};
   std::vector<std::string> model_notes{};  // why it, or a term of it, is missing, and what was clamped
-  std::vector<std::string> torch_notes{};  // of PyTorch's rows: versions, and why rows are missing
+  std::vector<std::string> torch_notes{};  // on PyTorch's rows: versions, and why rows are missing
 };
 
 /// results.json. Reading throws DataError that names the field.

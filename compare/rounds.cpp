@@ -15,7 +15,7 @@ namespace {
 
 constexpr std::uint64_t kSeed = 17;
 constexpr double kBurst = 0.1;                        // seconds, at least
-constexpr int kSteps = 20, kFewSteps = 5;             // of a burst; the latter where the budget would hold few rounds
+constexpr int kSteps = 20, kFewSteps = 5;             // steps a burst; the latter where the budget holds few rounds
 constexpr int kFewestRounds = 3, kBudgetRounds = 10;  // at least; and that the budget should hold
 constexpr int kNarrowRounds = 8;                      // before intervals may end the rounds: below, they are rough
 constexpr double kNarrow = 0.01;
@@ -65,7 +65,7 @@ class Rounds {
     }
   }
 
-  /// As many as take as long as a burst should, within these limits.
+  /// The number of steps that take as long as a burst should, within these limits.
   static int steps_of_burst(const RoundCell& cell, int least, int most) {
     if (cell.step_us <= 0) return kFewSteps;  // to learn how long one takes
     return static_cast<int>(std::clamp<double>(std::ceil(kBurst * 1e6 / cell.step_us), least, most));
@@ -73,7 +73,7 @@ class Rounds {
 
   static int wanted_steps(const RoundCell& cell) { return steps_of_burst(cell, kSteps, 1'000'000); }
 
-  /// Of the wanted steps, with which the budget holds some rounds.
+  /// The share of the wanted steps with which the budget holds kBudgetRounds rounds.
   double share_of_steps() const {
     double seconds = 0;
     for (const RoundCell& cell : cells_)

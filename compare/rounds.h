@@ -20,7 +20,7 @@ struct RoundCell {
 };
 
 struct RoundLimits {
-  double budget_s = 45;               // of all rounds
+  double budget_s = 45;               // seconds for all rounds
   std::optional<std::size_t> base{};  // the cell to which the others' ratios count; none: their times count
 };
 
