@@ -46,7 +46,7 @@ struct Waiting {
   std::int64_t begin_ns = 0, end_ns = 0;
 };
 
-/// Of one step, by ranks.
+/// Waiting in one step: a list for each rank, or one list for all replicas.
 using WaitingOfRanks = std::vector<std::vector<Waiting>>;
 
 std::vector<const RankEvent*> collectives_of(const RankStep& step) {
@@ -111,7 +111,7 @@ WaitingOfRanks waiting_in(const std::vector<const RankStep*>& steps) {
 
 /// Sums over steps of what the fields of a run hold.
 struct Sums {
-  std::vector<double> waiting, moving;  // of each step, means over ranks or replicas
+  std::vector<double> waiting, moving;  // one entry a step, means over ranks or replicas
   StepParts exposed;                    // waiting of computing, likewise
   // Waiting of each rank or replica, by the size of its name, so that "cpu:10" is behind "cpu:9", and its name.
   std::map<std::pair<std::size_t, std::string>, double> lanes;
@@ -240,7 +240,7 @@ void fill_waiting(Run& run, const std::vector<RankSteps>& ranks) {
   if (sums.lanes.size() < 2) return;  // neither a collective nor a second replica
   const auto steps = static_cast<double>(sums.waiting.size());
   run.communication_waiting_us = mean(sums.waiting);
-  // Of ranks the rest, so that both add up to what the process groups measured.
+  // Among ranks, moving is the rest, so that both add up to what the process groups measured.
   run.communication_moving_us = run.communication_us;
   if (ranks.size() > 1)
     run.communication_moving_us = std::max(0.0, run.communication_us - *run.communication_waiting_us);

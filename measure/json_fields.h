@@ -18,7 +18,7 @@ namespace duet::cli {
 
 using Json = nlohmann::ordered_json;
 
-inline constexpr double kLargestNumber = 1e15;  // of any that times are computed from
+inline constexpr double kLargestNumber = 1e15;  // limit of all numbers that times are computed from
 inline constexpr int kDeepest = 32;             // nesting depth
 
 /// Parses `text`; the result is_discarded() if it is not JSON. Throws DataError for lists nested so deeply that walking
@@ -34,7 +34,7 @@ inline Json parsed_json(const std::string& text) {
 /// A value in an error's text, cut where it is long.
 inline std::string shown(const Json& value) {
   constexpr std::size_t kLongest = 60;
-  std::string text = value.dump(-1, ' ', true);  // of ASCII alone, so that no character is cut
+  std::string text = value.dump(-1, ' ', true);  // ASCII alone, so that no character is cut
   if (text.size() > kLongest) text.replace(kLongest, text.size(), "...");
   return text;
 }
@@ -47,7 +47,7 @@ struct Rule {
   bool later = false;                          // older files have none
   bool infinite = false;                       // null is infinity, which JSON has not
 };
-inline constexpr Rule kRows{.least = 1, .most = kLargestNumber};  // of all devices: their sum does not overflow
+inline constexpr Rule kRows{.least = 1, .most = kLargestNumber};  // rows of all devices: their sum does not overflow
 inline constexpr Rule kAmount{.least = 0, .most = kLargestNumber}, kShare{.least = 0, .most = 1};
 
 template <class T, template <class...> class Kind>
@@ -68,7 +68,7 @@ struct JsonWriter {
   void enter(const char*) {}
   void check(const std::string&, const auto&, const Rule&) {}
 
-  /// Of a copy, because fields() is for reading, too.
+  /// Takes a copy, because fields(), which reads, too, needs a value that it may change.
   template <class T>
   static Json json_of(T value) {
     JsonWriter io;
@@ -194,7 +194,7 @@ class JsonReader {
 inline std::string line_of(const Json& json) { return json.dump(-1, ' ', false, Json::error_handler_t::replace); }
 inline std::string text_of(const Json& json) { return json.dump(1, ' ', false, Json::error_handler_t::replace) + "\n"; }
 
-/// Of what another process of duet has measured.
+/// Parses what another process of duet has measured; `what` names it in errors.
 template <class T>
 T read_json(const std::string& text, const char* what) {
   const Json json = parsed_json(text);

@@ -158,7 +158,7 @@ StepParts StepParts::scaled(double factor) const {
 StepParts StepParts::scaled_to(double us) const { return sum() > 0 ? scaled(us / sum()) : *this; }
 
 bool Run::disturbed(std::size_t round) const {
-  constexpr double kDisturbed = 0.1;  // of the cores
+  constexpr double kDisturbed = 0.1;  // share of the cores above which a round is disturbed
   const auto quiet = [](double share) { return share <= kDisturbed; };
   const auto& shares = rounds_other_programs;
   return round < shares.size() && !quiet(shares[round]) &&

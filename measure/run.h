@@ -18,7 +18,7 @@ struct StepParts {
     return input + scatter + replicate + forward + gather + loss + backward + communication + update;
   }
   StepParts scaled(double factor) const;
-  /// The same shares of a step of `us`; unchanged without any.
+  /// Scales the parts so that they add up to `us`; unchanged where their sum is 0.
   StepParts scaled_to(double us) const;
 };
 struct PartName {
@@ -33,7 +33,7 @@ inline constexpr PartName kStepParts[] = {
     {"backward", &StepParts::backward},   {"communication", &StepParts::communication},
     {"update", &StepParts::update}};
 
-inline constexpr const char* kWaiting = "waiting";  // of a StepEvent: for the last rank or replica
+inline constexpr const char* kWaiting = "waiting";  // name of a StepEvent: waiting for the last rank or replica
 
 /// A stretch of one step as it ran, in microseconds from the step's begin. Lanes: "cpu:0", "rank 1", "rank 1,
 /// communication". An event that lies within another of its lane comes after it.
@@ -63,8 +63,8 @@ struct Run {
   double samples_per_s = 0;
   std::optional<double> speedup;  // against single on one device with as many threads; null also where GPUs are shared
   std::optional<double> efficiency;  // speedup / devices; null also where oversubscribed
-  double waiting_share = 0;          // of the step in which compute waits for communication; not measured with graphs
-  double communication_us = 0;       // of a step, overlapped or not; not measured with graphs
+  double waiting_share = 0;          // share of a step that compute waits for communication; not measured with graphs
+  double communication_us = 0;       // time in a step, overlapped or not; not measured with graphs
   std::string parameters_sha256;
   std::optional<std::int64_t> first_differing_step;  // from single; null also where none differs
   StepParts step_us;
@@ -78,27 +78,27 @@ struct Run {
   // Waiting for the last rank or replica, apart from moving and adding: means over steps and over ranks or replicas.
   // Null where collectives are not timed one by one on one clock: on GPUs, in recorded steps, on several hosts.
   // Waiting of ranks lies within communication_us, waiting of replicas within forward and backward.
-  std::optional<double> communication_waiting_us, communication_moving_us;  // of a step, overlapped or not
+  std::optional<double> communication_waiting_us, communication_moving_us;  // in a step, overlapped or not
   std::vector<double> waiting_interval_us, moving_interval_us;              // 95 %; empty where steps are too few
-  std::optional<StepParts> step_waiting_us;                                 // of each part of step_us, what is waiting
-  std::vector<double> rank_waiting_us;                                      // of each rank or replica, in a step
+  std::optional<StepParts> step_waiting_us;                                 // the waiting in each part of step_us
+  std::vector<double> rank_waiting_us;                                      // each rank's or replica's, in a step
   bool eager_parts = false;  // on GPUs: step_us has the shares of steps without graphs that waited after each part
-  double execution_s = 0;    // of all epochs, with their evaluation
+  double execution_s = 0;    // seconds for all epochs, with their evaluation
 
-  // Of the rounds; empty or null without them.
+  // What the rounds measured; empty or null without rounds.
   std::vector<double> rounds_us;             // the median step of each; of copies that of the slowest
   std::vector<StepParts> rounds_step_us;     // its parts
-  std::vector<StepParts> rounds_waiting_us;  // of each part, what is waiting; empty where step_waiting_us is null
-  std::vector<double> rank_step_us;          // of each rank, median over rounds
+  std::vector<StepParts> rounds_waiting_us;  // the waiting in each part; empty where step_waiting_us is null
+  std::vector<double> rank_step_us;          // each rank's median over rounds
   std::optional<double> speedup_low;   // 95 % interval of `speedup`, the median over rounds of the ratio to single
   std::optional<double> speedup_high;  // in the same round; null for single itself, and of too few rounds
   std::optional<double> ceiling_efficiency;    // speed-up as a share of that of copies on as many devices
-  std::optional<double> cpu_share;             // of its cores, in processor time
-  std::optional<double> other_programs_share;  // of its cores; null also where it outnumbers the cores, and on GPUs
-  std::vector<double> rounds_other_programs;   // the same of each round; empty where null
-  // Of PyTorch's ranks, of each round: what a step takes longer than one whose gradients stay where they are.
+  std::optional<double> cpu_share;             // share of its cores' time that it used
+  std::optional<double> other_programs_share;  // share of its cores' time; null also where oversubscribed, and on GPUs
+  std::vector<double> rounds_other_programs;   // other_programs_share of each round; empty where it is null
+  // How much longer a step of PyTorch's ranks takes than one whose gradients stay where they are, in each round.
   std::vector<double> synchronisation_us;
-  double spread_share = 0;  // of a burst, not in JSON: of a rank's steps, see fit_spread()
+  double spread_share = 0;  // spread of a rank's steps in a burst, see fit_spread(); not in JSON
 
   std::int64_t batch = 1;              // rows a step, of all devices
   bool added_uses = false;             // a parameter had several uses a step, which each device adds up by itself

@@ -14,7 +14,7 @@ namespace {
 
 constexpr std::uint64_t kSeed = 20'23;
 constexpr int kResamples = 2000;
-constexpr double kOutside = 0.025;  // of the resamples, at each end
+constexpr double kOutside = 0.025;  // share of the resamples that lies outside at each end
 constexpr double kNarrowest = 1e-3;
 // 97.5 % quantiles of Student's t for 3 to 7 measurements.
 constexpr std::array kStudent = {4.303, 3.182, 2.776, 2.571, 2.447};

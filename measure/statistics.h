@@ -21,9 +21,9 @@ struct Interval {
   bool excludes(double value) const { return value < low || value > high; }
 };
 
-/// Of independent measurements of the same number: from 8 on by the percentile bootstrap of their median, with a fixed
-/// seed; of 3 to 7, too few for that, by Student's t. None of fewer, or where one is not finite. Never narrower than a
-/// thousandth of the middle to each side.
+/// Interval of independent measurements of one number: from 8 on by the percentile bootstrap of their median, with a
+/// fixed seed; for 3 to 7, too few for that, by Student's t. None for fewer, or where one is not finite. Never narrower
+/// than a thousandth of the middle to each side.
 std::optional<Interval> interval_of(const std::vector<double>& values);
 
 /// Half the 95 % interval of the mean of values that follow one another in time, from the means of ten blocks of them;
