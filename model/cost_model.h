@@ -16,14 +16,14 @@ struct TimePoint {
 /// A whole step of single on one device over the rows of its batch: between measured batches the line from one to the
 /// next, below them the fitted line, above them what it rises.
 struct StepCost {
-  struct Knee {                // of older results.json: kept, not used
+  struct Knee {                // only in older results.json: kept, not used
     double batch = 0;          // rows
     double per_sample_us = 0;  // above it
   };
   double fixed_us = 0, per_sample_us = 0;
   std::optional<Knee> knee{};
   std::vector<TimePoint> measured{};  // by batch, ascending
-  double worst_error_share = 0;       // of the fit, at any measured batch
+  double worst_error_share = 0;       // largest relative error of the fit at a measured batch
 
   double us(double batch) const;
 };
@@ -37,7 +37,7 @@ struct Slowdown {
 /// One of the reducer's buckets, in the order in which they are sent.
 struct GradientBucket {
   double bytes = 0;
-  double ready_share = 1;  // of backward's time, when its last gradient is there
+  double ready_share = 1;  // share of backward's time after which its last gradient is there
 };
 
 /// One call moves so many bytes in latency + bytes / rate. An infinite rate: time did not grow with bytes.
@@ -62,10 +62,10 @@ struct MeasuredLink {
   int ranks = 2;
   TransferCost cost{};
   std::optional<TransferCost> averaging{};  // where mode averaging sums and divides a parameter; null: as `cost`
-  // Of its time in which compute goes on: it needs the core of a device. In older results.json as it was measured,
-  // below 0 where the two slow each other down.
+  // Share of the all-reduce's time in which compute goes on: 0, as it needs the core of a device. Older results.json
+  // hold what was measured, below 0 where the two slow each other down.
   double overlap_share = 0;
-  StepOverhead overhead{};  // of ddp, in older results.json
+  StepOverhead overhead{};  // overhead of ddp, only in older results.json
 };
 
 /// What DataParallel copies between its first device and each of the others.
@@ -74,25 +74,25 @@ struct DpCopies {
   double replicate_bytes = 0;                                        // 0 with persistent replicas
   double reduce_bytes = 0;                                           // gradients of one device
   StepOverhead overhead{};                                           // replicas start, join, and read other cores' rows
-  TransferCost cost{};                                               // of one copy
+  TransferCost cost{};                                               // cost of one copy
 };
 
 struct CostModel {
   StepCost step{};
   double input_per_sample_us = 0, update_us = 0;  // parts of it that DataParallel does not divide
-  double backward_share = 0.6;                    // of forward, loss and backward
+  double backward_share = 0.6;                    // backward's share of forward, loss and backward
   double step_spread_share = 0;                   // standard deviation of a device's steps, as a share of their mean
   std::vector<Slowdown> slowdown{};               // by devices, ascending
   std::vector<GradientBucket> buckets{};
   std::vector<double> parameter_bytes{};  // averaging sums them one by one
   std::vector<MeasuredLink> links{};
   std::optional<DpCopies> dp{};
-  // Of the above, by fill_derived() of simulate_step.h.
+  // Derived from the above by fill_derived() of simulate_step.h.
   double communication_us = 0;               // all buckets among the fewest ranks measured, not overlapped
   std::optional<double> break_even_batch{};  // from which on a second device saves time; null: from none
 
   double compute_us(double batch) const;  // forward, loss and backward
-  /// Of so many devices of one host: interpolated; beyond the most that were measured, theirs.
+  /// The slow-down factor on so many devices of one host: interpolated; beyond the most that were measured, theirs.
   double slowdown_of(int devices) const;
 };
 
@@ -109,8 +109,8 @@ struct CollectiveTimes {
   std::vector<GradientBucket> buckets{};  // as ddp sends them
   std::vector<double> parameter_bytes{};  // as averaging sends them
   std::vector<SizeTime> all_reduces{};
-  SizeTime averaging{};  // of all parameters: each summed in memory of its rank, and divided
-  SizeTime addition{};   // of so many bytes to as many in memory, by one device
+  SizeTime averaging{};  // averaging all parameters: each summed in memory of its rank, and divided
+  SizeTime addition{};   // adding so many bytes to as many in memory, by one device
   double backward_us = 0;
   double pass_us = 0;  // all of this once
 };

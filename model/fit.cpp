@@ -17,7 +17,7 @@ namespace {
 /// fixed + slope * at.
 struct Line {
   double fixed = 0, slope = 0;
-  double worst = 0;  // of the relative errors
+  double worst = 0;  // largest relative error
   std::string note{};
 };
 
@@ -35,7 +35,7 @@ std::string why_not(const std::vector<TimePoint>& points, std::size_t least, con
   return concat("times at ", places.size(), " different ", what, ", expected ", least, " or more");
 }
 
-/// As fit.h says; the names are of notes.
+/// Fits a line by least squares as fit.h says; the names of its coefficients are for the note.
 Line fitted_line(const std::vector<TimePoint>& points, const char* fixed_name, const char* slope_name) {
   double ones = 0, at = 0, squares = 0, us = 0, at_us = 0;  // sums of the normal equations, each divided by us^2
   for (const TimePoint& point : points) {

@@ -14,7 +14,7 @@
 namespace duet::cli {
 namespace {
 
-constexpr double kSmallLoss = 0.1;  // of a step
+constexpr double kSmallLoss = 0.1;  // share of a step below which its losses are small
 
 // Payload of Ethernet's bytes with TCP and a frame of 1,500: 1,448 behind the headers of IP and TCP with its
 // timestamps, of 1,538 on the wire with the frame's header, its check, preamble and gap (IEEE 802.3; RFC 793, 7323).
@@ -25,7 +25,7 @@ constexpr const char* kTcpLatency =
     "for 10GbE and Linux's stack";
 constexpr const char* kNcclLatency = "NCCL, src/graph/tuning.cc, hwLat, ring, Simple (commit 01afd20a)";
 
-/// Of those measured over `backend`: on as many ranks, else on the most below, else on the fewest above.
+/// The link that was measured over `backend`: on as many ranks, else on the most below, else on the fewest above.
 const MeasuredLink& measured_link(const CostModel& model, const std::string& backend, int ranks) {
   const std::string wanted = backend.empty() && !model.links.empty() ? model.links.front().backend : backend;
   const auto distance = [ranks](const MeasuredLink& link) {
@@ -201,7 +201,7 @@ double exposed_us(double backward_us, std::span<const BucketEvent> buckets) {
 
 SimulatedStep simulate_step(const CostModel& model, const SimulatedJob& job) {
   check(job);
-  const double rows = std::ceil(job.batch / job.devices);  // of the largest shard
+  const double rows = std::ceil(job.batch / job.devices);  // rows of the largest shard
   const double single = model.step.us(job.batch), own = model.step.us(rows);
   SimulatedStep step{.ideal_us = single / job.devices, .smaller_batch_us = own - single / job.devices};
   if (job.devices == 1) return step;

@@ -34,7 +34,7 @@ Crossings crossings(Algorithm algorithm, int ranks);
 struct Link {
   TransferCost hop{};
   Algorithm algorithm = Algorithm::direct;
-  double overlap_share = 1;  // of communication in which compute goes on
+  double overlap_share = 1;  // share of communication in which compute goes on
 };
 
 /// 0 for one rank.
@@ -48,7 +48,7 @@ Link link_of(const MeasuredLink& measured, bool averaging = false);
 struct NamedLink {
   std::string name, title;
   Link link{};
-  std::string source;  // of its figures
+  std::string source;  // where its figures were published
 };
 const std::vector<NamedLink>& named_links();
 /// Throws UsageError that lists the names.
@@ -58,8 +58,8 @@ const NamedLink& named_link(const std::string& name);
 struct SimulatedJob {
   Mode mode = Mode::ddp;
   int devices = 1, hosts = 1;  // all devices; as many on every host
-  double batch = 128;          // of all devices
-  std::string backend{};       // of the measured link; empty: the first that the model has
+  double batch = 128;          // rows of all devices
+  std::string backend{};       // backend of the measured link; empty: the first that the model has
   std::optional<Link> link{};  // in its place; between hosts, where there are several
 };
 
@@ -70,7 +70,7 @@ struct SimulatedStep {
   double slowdown_us = 0;       // devices that share caches, memory and clock
   double uneven_us = 0;         // wait for the slowest device
   double communication_us = 0;  // all-reduces, beyond what backward hides
-  double scatter_us = 0, replicate_us = 0, gather_us = 0, reduce_us = 0;  // of dp, through its first device
+  double scatter_us = 0, replicate_us = 0, gather_us = 0, reduce_us = 0;  // dp's transfers, through its first device
   double overhead_us = 0;                                                 // what the wrapper takes besides
   double undivided_us = 0;                                                // dp's input of the whole batch
 
@@ -102,9 +102,9 @@ double expected_largest(int n);
 
 /// One bucket of a backward pass.
 struct BucketEvent {
-  double ready_us = 0;       // of backward's own time
-  double us = 0;             // of its all-reduce
-  double compute_share = 1;  // of that time, in which backward goes on
+  double ready_us = 0;       // backward's own time before its last gradient is there
+  double us = 0;             // time of its all-reduce
+  double compute_share = 1;  // share of that time in which backward goes on
 };
 /// What a step takes beyond backward: all-reduces run one after the other on one channel, each from
 /// max(end of the last, ready) on, and backward pauses for the share of them that needs its core.
