@@ -39,7 +39,7 @@ std::vector<const Results*> by_batch(const std::vector<Results>& batches) {
   return sorted;
 }
 
-/// Those with a speed-up, in the order of the first comparison's table, copies and single aside.
+/// The series with a speed-up, in the order of the first comparison's table, copies and single aside.
 std::vector<BatchSeries> batch_series(const std::vector<Results>& batches) {
   std::vector<BatchSeries> all;
   for (const Results* results : by_batch(batches))

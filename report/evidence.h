@@ -25,7 +25,7 @@ bool any_run(const Results& results, const Holds& holds) {
 
 /// Speed-up of a run over single; none without rounds.
 std::optional<Interval> speedup_interval(const Run& run);
-/// Of a run that has a speed-up, for a picture: of no width without rounds.
+/// The interval that a picture shows for a run that has a speed-up: of no width without rounds.
 Interval drawn_speedup(const Run& run);
 /// "above ideal" or "above the cores" where a speed-up is more than its devices or the machine's cores can explain;
 /// empty where it is not.
@@ -52,7 +52,7 @@ std::string times_ends(const Interval& interval);
 std::string us_ends(const Interval& interval);
 /// A speed-up by times_text(); without an interval "1.79x"; without a speed-up "-".
 std::string speedup_text(const Run& run);
-/// The same with the mark " !" where it is above_limit().
+/// speedup_text() with the mark " !" where the speed-up is above_limit().
 std::string marked_speedup(const Results& results, const Run& run);
 /// "1 device", "2 devices"; so with "core".
 std::string count_text(int count, const std::string& what = "device");

@@ -29,7 +29,7 @@ struct Evidence {
   }
 };
 
-constexpr double kOthersShown = 0.02;  // of the cores
+constexpr double kOthersShown = 0.02;  // share of the cores above which other programs are mentioned
 
 /// Speed-ups over single on as many devices, and ddp's backends against each other.
 void add_speedups(const Results& results, int devices, Evidence& evidence) {
@@ -70,7 +70,7 @@ void add_speedups(const Results& results, int devices, Evidence& evidence) {
 std::string cause(const Results& results, const Run& run, const Interval& lost) {
   const std::optional<Overhead> overhead = overhead_of(results, run);
   if (!overhead) return "";
-  constexpr double kAhead = 0.2;  // of the loss, that its largest part must be ahead of the next
+  constexpr double kAhead = 0.2;  // share of the loss by which its largest part must be ahead of the next
   std::vector<std::pair<Interval, const OverheadPart*>> parts;
   for (auto part = overhead->parts.begin() + 1; part != overhead->parts.end(); ++part) {
     const double us = part->us.value_or(0);
@@ -149,8 +149,8 @@ std::string hidden_text(const Run& run) {
 
 /// Names the rank that hardly waits while the others wait for it.
 std::string last_rank(const Run& run) {
-  constexpr double kLittle = 0.2;       // of what a rank waits on average
-  constexpr double kNoteworthy = 0.05;  // of the step
+  constexpr double kLittle = 0.2;       // share of what a rank waits on average
+  constexpr double kNoteworthy = 0.05;  // share of the step
   const auto least = std::min_element(run.rank_waiting_us.begin(), run.rank_waiting_us.end());
   if (least == run.rank_waiting_us.end() || *least > kLittle * *run.communication_waiting_us ||
       *run.communication_waiting_us < kNoteworthy * run.step_us.sum())
@@ -255,7 +255,7 @@ void add_statistics(const Results& results, std::vector<std::string>& out) {
         "devices' are, so results depend on the number of devices by rounding.");
 }
 
-/// Of rounds, with what they do not tell.
+/// Sentences that the rounds support, and which effects are withheld because the rounds leave them open.
 std::vector<std::string> timed_findings(const Results& results) {
   Evidence evidence;
   const int devices = largest_fair(results);

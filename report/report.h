@@ -87,8 +87,8 @@ Chart device_memory_chart(const Results& results);
 std::string to_html(const Results& results, const std::string& command_line, double time_budget_s);
 
 // Comparisons of the same cells with several batches, read together.
-/// Of the comparison of each batch, in the order given: with its part of the time budget and a folder in that of all.
-/// Of one batch the options as they are.
+/// Options for the comparison of each batch, in the order given: with its part of the time budget and a folder in that
+/// of all. For one batch the options are left as they are.
 std::vector<CompareOptions> options_of_batches(const CompareOptions& options);
 /// Speed-ups on the most devices on which a mode has one, those that share cores or GPUs only where all do: a row per
 /// batch, a column per mode; empty where there are none.

@@ -214,7 +214,7 @@ Chart step_time_chart(const std::vector<ScalingRow>& rows) {
 
 Chart bounds_chart(const std::vector<ScalingRow>& rows) {
   constexpr const char* kColours[] = {"forward",   "backward", "update",  "replicate", "communication", "input",
-                                      "averaging", "gather",   "scatter", "dp",        "single"};  // of kSimulatedParts
+                                      "averaging", "gather",   "scatter", "dp",        "single"};  // by kSimulatedParts
   static_assert(std::size(kColours) == std::size(kSimulatedParts));
   Chart chart{.id = "bounds", .title = "Parts of a computed step", .unit = "% of the step"};
   if (!drawable(rows)) return chart;

@@ -15,7 +15,7 @@ namespace duet::cli {
 /// Which rows are wanted.
 struct ScalingPlan {
   std::vector<Mode> modes{};                            // empty: those for which the model has all terms
-  std::vector<int> devices = {1, 2, 4, 8, 16, 32, 64};  // of one host
+  std::vector<int> devices = {1, 2, 4, 8, 16, 32, 64};  // numbers of devices on one host
   std::vector<int> hosts = {1};                         // several: with the most devices each
   std::optional<Link> link{};                           // between hosts, where there are several, else between devices
   std::int64_t batch = 0;                               // 0: as it was measured
@@ -26,7 +26,7 @@ struct ScalingPlan {
 struct ScalingRow {
   Mode mode = Mode::single;
   int devices = 1, hosts = 1;  // all devices
-  std::int64_t batch = 0;      // of all devices
+  std::int64_t batch = 0;      // rows of all devices
   double step_us = 0;          // measured where it was, else computed
   double speedup = 1;          // in samples a second; measured against measured, computed against computed
   bool measured = false;

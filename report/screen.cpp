@@ -24,7 +24,7 @@ using Lines = std::vector<std::string>;
 
 constexpr int kNarrowestScreen = 60;
 constexpr std::size_t kIndent = 2, kWidestPicture = 34, kNarrowestPicture = 14;
-constexpr double kSmallPart = 0.05;  // of a loss; parts below are one line
+constexpr double kSmallPart = 0.05;  // share of a loss; parts below it are one line
 
 /// Times of a step and of its parts, all in the unit and with the digits of the step.
 struct Unit {

@@ -131,8 +131,8 @@ std::string waiting_text(const Run& run) {
   return run.mode == "dp" ? "waiting for the last replica" : "waiting for the last rank";
 }
 
-/// Of the picture of one step: single, and dp and ddp on the most devices on which both ran, without sharing cores if
-/// possible.
+/// The runs in the picture of one step: single, and dp and ddp on the most devices on which both ran, without sharing
+/// cores if possible.
 std::vector<const Run*> runs_to_draw(const Results& results) {
   const auto traced = [&](const char* mode, int devices) {
     const Run* const run = find_run(results, mode, devices);

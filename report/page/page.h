@@ -35,7 +35,7 @@ struct ChartSeries {
 
 struct Chart {
   std::string id, title, unit;
-  std::vector<std::string> rows{};  // of horizontal bars; none: lines over x
+  std::vector<std::string> rows{};  // labels of the rows of horizontal bars; none: lines over x
   bool side_by_side = false;        // bars of several series in one row do not cover each other
   bool log_x = false, log_y = false;
   std::vector<std::pair<double, std::string>> marks{};  // on the x axis of lines; none: round numbers
