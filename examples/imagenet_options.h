@@ -22,7 +22,7 @@ struct ImageNetOptions {
   std::int64_t print_freq = 10;
   std::string resume, pretrained;
   bool evaluate = false;
-  int world_size = -1, rank = -1;  // of nodes
+  int world_size = -1, rank = -1;  // number of nodes, and which of them this is
   std::string dist_url, dist_backend;
   std::optional<std::int64_t> seed;
   std::optional<int> gpu;

@@ -36,7 +36,7 @@ using namespace duet;
 
 /// What this process is, and what it computes on.
 struct Place {
-  std::vector<Device> devices;         // of this process; the first holds the model
+  std::vector<Device> devices;         // this process's; the first holds the model
   int on_node = 1;                     // processes that share a node's batch and workers
   ddp::ProcessGroup* group = nullptr;  // null: not distributed
   bool saves = true;

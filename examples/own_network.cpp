@@ -148,7 +148,7 @@ double mean_loss(nn::Module& model, const data::Dataset& unseen) {
 struct Options {
   std::string mode;
   int devices = 1, epochs = 2;
-  std::string folder;  // of checkpoints; empty: none
+  std::string folder;  // where checkpoints are read and written; empty: none are
 };
 
 /// `net` is the model itself, or a wrapper around it.

@@ -14,7 +14,7 @@ using duet::data::equal_fractions;
 
 namespace {
 
-/// As Python prints a list.
+/// Prints a list as Python does.
 template <class Part>
 void print(const char* title, const Part& part) {
   std::cout << title << ": [";
