@@ -11,13 +11,13 @@ namespace duet::ddp {
 
 /// A run of gradients that is communicated at once.
 struct GradBucket {
-  int index = 0, count = 0;  // of all buckets, in the order in which they are sent
+  int index = 0, count = 0;  // index: this bucket's place in the order of sending; count: number of buckets
   Buffer gradients{};        // this rank's, in place of which the sum of all ranks' is put
 };
 
-/// As PyTorch's register_comm_hook (torch/nn/parallel/distributed.py). Called by the thread that runs backward, with
-/// the buckets in the same order on all ranks. Several buckets may be under way at once. Gradients are to be *summed*;
-/// where GradientRule asks for a weight they have been multiplied by it.
+/// Replaces all_reduce for gradients, as PyTorch's register_comm_hook does (torch/nn/parallel/distributed.py). The
+/// thread that runs backward calls it, with the buckets in the same order on all ranks. Several buckets may be under
+/// way at once. Gradients are to be *summed*; where GradientRule asks for a weight they have been multiplied by it.
 class CommHook {
  public:
   virtual ~CommHook() = default;

@@ -66,7 +66,7 @@ class ModuleHooks final : public GradientSynchroniser {
         on_ready_(store_.hooks().on_grad_ready([this](int slot) { grad_ready(slot); })),
         at_end_(store_.hooks().at_backward_end([this] { backward_ended(); })) {}
 
-  /// Of a forward: `x` is the first tensor of its input, or null. Throws UsageError for a shard of another world.
+  /// The batch of a forward with `x`, its first input tensor or null. Throws UsageError for a shard of another world.
   RankWeights::Batch batch_of(const Variable* x) {
     const Rows stamp = x != nullptr ? x->value().stamp() : Rows{};
     require<UsageError>(stamp.shards == 1 || stamp.shards == group().size(), "the batch is one of ", stamp.shards,
@@ -102,7 +102,7 @@ class ModuleHooks final : public GradientSynchroniser {
                                       .parameters_and_buffers = parameters_and_buffers});
   }
 
-  /// Of this context, to all ranks.
+  /// Broadcasts the buffers of this context from the root to all ranks.
   void broadcast_buffers(const nn::Context& context, int root) const {
     if (range_.buffers == 0) return;
     group()

@@ -39,7 +39,7 @@ constexpr Milliseconds kLinger{200};
 constexpr const char* kLoopback = "127.0.0.1";
 
 constexpr int kMorePorts = 16;
-constexpr std::size_t kNameDigits = 32;  // of a run's digest: its name may be longer than a folder's
+constexpr std::size_t kNameDigits = 32;  // hex digits of a run's digest, as its name may be longer than a folder's
 
 /// This rank's rendezvous: where, and under which rank.
 struct Rendezvous {

@@ -27,14 +27,14 @@ struct InitOptions {
   std::string init_method = "env://";
   int rank = -1;        // -1: from the URL or the environment
   int world_size = -1;  // likewise
-  /// Of each operation, and never less than ten times the median of the rank's last 15 steps; 0: as the launcher says
-  /// in DUET_TIMEOUT_MS, else kGroupTimeout. Over NCCL exactly that long.
+  /// How long each operation may take, never less than ten times the median of the rank's last 15 steps, but over NCCL
+  /// exactly this; 0: as the launcher says in DUET_TIMEOUT_MS, else kGroupTimeout.
   Milliseconds timeout{0};
   /// Until all ranks have come; 0: as the launcher says in DUET_JOIN_TIMEOUT_MS, else kStoreTimeout.
   Milliseconds join_timeout{0};
   /// Keeps runs apart that share a file; the launcher's id unless set.
   std::string run_id{};
-  /// Of a group that not all ranks of the job are in: a name that no other of its groups has.
+  /// Set where not all ranks of the job are in the group: a name that no other group of the job has.
   std::string subgroup{};
   /// Rank 0 also remarks on who has joined from where: "rank 1 joined: process 123 on node7 at 10.0.0.7". Also where
   /// the launcher sets DUET_VERBOSE.
@@ -53,10 +53,10 @@ struct InitOptions {
 /// or that disagree, DeviceError when the backend is not built.
 std::unique_ptr<ProcessGroup> init_process_group(const InitOptions& options = {});
 
-/// The same for ranks that share a store already, which the group keeps, and uses under a prefix. Over one store groups
-/// may be made one after the other, also after a failure or by fewer ranks: each rank must have made as many before. Of
-/// the options, init_method, rank, world_size and run_id are not read. Ranks on several hosts are reached at the
-/// address of DUET_INTERFACE, else at the one on the way to MASTER_ADDR.
+/// Connects ranks that share a store already, which the group keeps, and uses under a prefix. Over one store groups may
+/// be made one after the other, also after a failure or by fewer ranks: each rank must have made as many before. Of the
+/// options, init_method, rank, world_size and run_id are not read. Ranks on several hosts are reached at the address of
+/// DUET_INTERFACE, else at the one on the way to MASTER_ADDR.
 std::unique_ptr<ProcessGroup> init_process_group(std::shared_ptr<Store> store, int rank, int world_size,
                                                  const InitOptions& options = {});
 

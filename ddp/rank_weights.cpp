@@ -17,15 +17,15 @@ namespace {
 struct Sent {
   std::int64_t trains, normalisers;
   std::int64_t batches;           // how many
-  std::int64_t rows;              // of the first batch
+  std::int64_t rows;              // in the first batch
   std::int64_t alike;             // all batches have as many
-  std::int64_t digest;            // of the sizes of all batches, in order
+  std::int64_t digest;            // hash of the sizes of all batches, in order
   std::int64_t whole;             // every batch has all rows of its stamp
-  std::int64_t all_rows;          // of all batches
+  std::int64_t all_rows;          // in all batches
   std::int64_t all_global;        // by their stamps
-  std::int64_t global_digest;     // of what ranks have in common in their stamps, in order
-  std::int64_t first, last_rows;  // of the last batch
-  std::int64_t own_part;          // of an order that ranks share out, which no other rank has; 0: unknown
+  std::int64_t global_digest;     // hash of what ranks have in common in their stamps, in order
+  std::int64_t first, last_rows;  // the last batch's first row, and its number of rows
+  std::int64_t own_part;          // hash of this rank's part of a shared order, which no other rank has; 0: unknown
   std::int64_t mark_whole, mark_cover, divided_rows, divided_global;  // see Divided
 };
 

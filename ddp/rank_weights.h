@@ -42,7 +42,7 @@ class RankWeights {
   /// What a rank contributes to a step.
   struct Step {
     bool trains = true;        // false: it has ended, within join()
-    unsigned normalisers = 0;  // of its losses, as bits of Normaliser (lib/autograd/node.h)
+    unsigned normalisers = 0;  // what its losses were divided by, as bits of Normaliser (lib/autograd/node.h)
   };
   struct Weight {
     double value = 1;

@@ -187,7 +187,7 @@ void Reducer::zero_missing() {
     if (!ready_[i]) zero(i);
 }
 
-/// Those of this rank; the others' come by agree_on_used().
+/// Notes which slots this rank has used; agree_on_used() adds those of the other ranks.
 void Reducer::note_used() {
   if ((options_.find_unused_parameters || options_.static_graph) && !agreed_)
     used_.assign(ready_.begin(), ready_.end());

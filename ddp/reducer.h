@@ -107,7 +107,7 @@ class Reducer {
  private:
   struct Bucket {
     int first = 0, count = 0;  // slots
-    int missing = 0;           // of them, in this step
+    int missing = 0;           // slots that are not ready yet in this step
     Buffer buffer{};
     Work work{};
   };

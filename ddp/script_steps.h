@@ -18,17 +18,17 @@ namespace duet::ddp {
 enum class ScriptSync : std::uint8_t { none, wrapper, averaged };
 
 struct ScriptStepsOptions {
-  std::string file{};  // of torch.jit.save
+  std::string file{};  // path of a file that torch.jit.save wrote
   ScriptSync sync = ScriptSync::wrapper;
   bool nll_loss = false;  // else cross_entropy
-  int threads = 1;        // of each rank
+  int threads = 1;        // CPU threads per rank
   Shape sample_shape{};   // (channels, rows, columns)
   std::int64_t classes = 10;
   std::int64_t images = 0;  // drawn, the same number on each rank
-  std::int64_t rows = 0;    // of a rank's batch
+  std::int64_t rows = 0;    // batch size per rank
 };
 
-/// Of one step on this rank, in microseconds.
+/// Times of one step on this rank, in microseconds, and its loss.
 struct ScriptStepTimes {
   double whole = 0, forward = 0, backward = 0;  // forward: with the loss
   double exposed = 0;                           // communication that backward did not hide
@@ -42,7 +42,7 @@ class ScriptSteps {
   virtual ~ScriptSteps() = default;
   /// The next step. Without `synchronises`, gradients stay this rank's (no_sync()), and so its parameters become.
   virtual ScriptStepTimes run(bool synchronises = true) = 0;
-  virtual double drawing_us() const = 0;    // of the images, before the first step
+  virtual double drawing_us() const = 0;    // time that drawing the images took, before the first step
   virtual const char* version() const = 0;  // LibTorch's
 };
 

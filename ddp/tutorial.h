@@ -22,9 +22,9 @@ void average_gradients(nn::Module& model, ProcessGroup& group);
 /// moves (P-1) times the buffer per rank, not 2 (P-1)/P times.
 void naive_ring_all_reduce(ProcessGroup& group, std::span<const float> sent, std::span<float> received);
 
-/// The same in chunks, in place: P-1 steps that reduce each chunk once as it goes round, then P-1 steps that copy it to
-/// all ranks. Bitwise equal everywhere, though not equal to the tree of ProcessGroup::all_reduce: the values of chunk k
-/// are ((x[k] + x[k+1]) + x[k+2]) + ..., ranks modulo P.
+/// Sums `values` over all ranks in place, in chunks: P-1 steps that reduce each chunk once as it goes round the ring,
+/// then P-1 steps that copy it to all ranks. Bitwise equal everywhere, though not equal to the tree of
+/// ProcessGroup::all_reduce: the values of chunk k are ((x[k] + x[k+1]) + x[k+2]) + ..., ranks modulo P.
 void chunked_ring_all_reduce(ProcessGroup& group, std::span<float> values);
 
 /// Sums in place in log2(P) steps, the fewest there can be: in step k every rank exchanges all its values with the rank

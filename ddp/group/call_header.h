@@ -96,7 +96,7 @@ class CallLog {
   std::optional<std::uint64_t> first_incomplete(const std::vector<PeerLog>& others, int own) const;
   struct Entry {
     CallHeader header;
-    std::uint64_t chain = 0;  // of this and all before
+    std::uint64_t chain = 0;  // chained hash of this header and all before it
   };
   const Entry& entry(std::uint64_t number) const { return kept_[static_cast<std::size_t>(number % kKept)]; }
 

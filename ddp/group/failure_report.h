@@ -31,7 +31,7 @@ struct Wait {
   std::int64_t sequence = -1;
   std::vector<int> waiting{}, awaited{};  // awaited: of these ranks, those that have not called it
   std::int64_t waited_ns = 0;
-  std::int64_t median_step_ns = 0;  // of the ranks that wait
+  std::int64_t median_step_ns = 0;  // the longest of the ranks that wait
   std::string operation{};          // "all_reduce #35 of ..."
 };
 

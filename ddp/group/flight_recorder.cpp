@@ -93,7 +93,7 @@ struct FlightRecorder::Memory {
   Cell<std::uint64_t> magic, calls;
   Cell<std::int64_t> step, median_step_ns;
   Cell<std::uint32_t> group;
-  Cell<std::int16_t> bucket;  // of the next call
+  Cell<std::int16_t> bucket;  // the next call's; -1: none
   Cell<Phase> phase;
   Cell<std::uint8_t> leaving;
   std::array<Line, kCalls> lines;

@@ -31,22 +31,22 @@ struct RecordedCall {
   std::int32_t sequence = -1;  // among the group's collectives, as in error messages; -1: a message
   std::uint8_t op = 0, dtype = 0, reduce = 0;
   Phase phase = Phase::none;
-  std::int16_t bucket = -1;  // of a Reducer; -1: none
+  std::int16_t bucket = -1;  // index of the Reducer's bucket; -1: none
   std::int16_t root = 0;
   std::int64_t count = 0;
   std::int32_t step = 0;
   Progress progress = Progress::called;
   std::uint8_t padding[3] = {};
-  std::int64_t called_ns = 0, began_ns = 0, ended_ns = 0;  // of the monotonic clock; 0: not yet
+  std::int64_t called_ns = 0, began_ns = 0, ended_ns = 0;  // by the monotonic clock; 0: not yet
 };
 
 /// A record as it was at one moment.
 struct FlightRecord {
   Phase phase = Phase::none;
   std::int64_t step = 0;              // the first is 1
-  std::uint32_t group = 0;            // of all ranks
+  std::uint32_t group = 0;            // number of the newest group of all ranks
   bool leaving = false;               // an exception drops a group: its error is not reported yet
-  std::int64_t median_step_ns = 0;    // of the last steps; 0: there were none
+  std::int64_t median_step_ns = 0;    // over the last kSteps steps; 0: there were none
   std::vector<RecordedCall> calls{};  // the oldest first
 };
 
@@ -92,7 +92,7 @@ class FlightRecorder : public std::enable_shared_from_this<FlightRecorder> {
   /// The next call is this bucket's.
   void next_bucket(int bucket);
   FlightRecord snapshot() const;
-  /// Of a rank, running or ended, that has its record in this file; Phase::none and no calls if it never had one.
+  /// Reads the record that a rank, running or ended, has in this file; Phase::none and no calls if it never had one.
   static FlightRecord read(const std::string& path);
 
  private:

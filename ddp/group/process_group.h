@@ -72,9 +72,9 @@ class Work {
   bool done() const { return !state_ || state_->done(); }
   /// Blocks to the end of the operation and rethrows what it threw.
   void wait();
-  /// As wait(); throws CommError if the operation has not ended by then. It goes on in the background.
+  /// Waits as wait() does, but throws CommError after `timeout`; the operation then goes on in the background.
   void wait(Milliseconds timeout);
-  /// As WorkState's.
+  /// Sets the operation's place in the rank's record, which is updated when it ends: see WorkState.
   void set_mark(CallMark mark);
 
  private:
@@ -103,7 +103,7 @@ struct Subset {
 inline constexpr Milliseconds kGroupTimeout{1'800'000};  // PyTorch's 30 minutes
 
 struct GroupOptions {
-  Milliseconds timeout = kGroupTimeout;  // of every single operation
+  Milliseconds timeout = kGroupTimeout;  // for each single operation
   Milliseconds leave_timeout{2000};      // how long the destructor waits for the peers
   bool whole_job = true;                 // its ranks have the job's numbers, which LostRank passes to the launcher
 };
@@ -163,7 +163,7 @@ struct BatchMark {
   std::uint64_t cover = 0;  // what this rank's rows contribute to `whole`: those of all ranks add up to it
   // The last batch, for errors: this rank has rows [first, end) of its `global` rows.
   std::int64_t step = 0, first = 0, end = 0, global = 0;
-  std::uint64_t order = 0;  // of its stamp
+  std::uint64_t order = 0;  // hash of the order of samples, from its stamp
 
   bool operator==(const BatchMark&) const = default;
 };
@@ -174,7 +174,7 @@ struct Call {
   Buffer in{}, out{};  // broadcast, all_reduce, reduce, send and recv use `in` only, in place
   ReduceOp reduce = ReduceOp::sum;
   int root = 0;  // the peer of send and recv
-  int tag = 0;   // of send and recv
+  int tag = 0;   // message tag, for send and recv
   BatchMark batch{};
   CallMark mark{};
 };
@@ -192,8 +192,8 @@ inline std::int64_t bytes_of(const Call& call) {
 /// Collectives are started in the same order, with the same arguments, on all ranks; each runs in the background, one
 /// after the other, and has ended when wait() on its Work has returned. Sums are made in the same order on every rank
 /// and are bitwise equal everywhere: for 2, 4, 8... ranks the tree ((0+1)+(2+3))+((4+5)+(6+7)), else 0+1+2+....
-/// Those of f16 and bf16, averages and products too, are made in f32 and rounded once, to nearest, ties to even. NCCL
-/// has an order and roundings of its own, see ddp/transport/modules.h.
+/// Sums, averages and products of f16 and bf16 are made in f32 and rounded once, to nearest, ties to even. NCCL has an
+/// order and roundings of its own, see ddp/transport/modules.h.
 /// Buffers on a GPU go through the host's memory where the group does not take them as they are, and those in the
 /// host's memory over a GPU where the group takes only those: what the device was asked before is in them, and wait()
 /// has put the result there.
@@ -239,7 +239,7 @@ class ProcessGroup {
   [[nodiscard]] Work all_reduce(const Buffer& buffer, ReduceOp op = ReduceOp::sum) {
     return checked({.op = Collective::all_reduce, .in = buffer, .reduce = op});
   }
-  /// As all_reduce, on the root only; the other buffers stay as they are.
+  /// Replaces the root's buffer by the reduction of all ranks'; the other buffers stay as they are.
   [[nodiscard]] Work reduce(const Buffer& buffer, int root, ReduceOp op = ReduceOp::sum) {
     return checked({.op = Collective::reduce, .in = buffer, .reduce = op, .root = root});
   }
@@ -251,7 +251,7 @@ class ProcessGroup {
   [[nodiscard]] Work scatter(const Buffer& in, const Buffer& out, int root) {
     return checked({.op = Collective::scatter, .in = in, .out = out, .root = root});
   }
-  /// As gather, on all ranks.
+  /// Every rank's `out` becomes the ranks' `in` in rank order, size() times as long.
   [[nodiscard]] Work all_gather(const Buffer& in, const Buffer& out) {
     return checked({.op = Collective::all_gather, .in = in, .out = out});
   }
@@ -260,7 +260,7 @@ class ProcessGroup {
   [[nodiscard]] Work reduce_scatter(const Buffer& in, const Buffer& out, ReduceOp op = ReduceOp::sum) {
     return checked({.op = Collective::reduce_scatter, .in = in, .out = out, .reduce = op});
   }
-  /// Of size() pieces, rank r gets this rank's r-th, and gives the r-th in `out`. The buffers must not overlap.
+  /// Sends piece r of size() in `in` to rank r, and receives piece r of `out` from it. The buffers must not overlap.
   [[nodiscard]] Work all_to_all(const Buffer& in, const Buffer& out) {
     return checked({.op = Collective::all_to_all, .in = in, .out = out});
   }
@@ -279,7 +279,7 @@ class ProcessGroup {
   /// color. All ranks call it. The new group has this one's backend and timeouts, connections of its own, and the store
   /// under a prefix, whose keys are deleted with the last rank's group, or copy of its store(); either may go first.
   std::unique_ptr<ProcessGroup> split(int color, int key = 0);
-  /// Those ranks as a group of their own, in that order; null on the others. All ranks call it, with the same list.
+  /// Makes a group of the listed ranks, in that order; null on the others. All ranks call it, with the same list.
   std::unique_ptr<ProcessGroup> new_group(const std::vector<int>& ranks);
 
  protected:
@@ -292,7 +292,7 @@ class ProcessGroup {
   virtual bool takes(DeviceKind kind) const { return kind == DeviceKind::cpu; }
   /// Where copies of other buffers are made for start().
   virtual Device staging_device() const { return {}; }
-  /// As start(); the host reads the result as soon as wait() has returned.
+  /// Starts a call as start() does, for a host that reads the result as soon as wait() has returned.
   virtual Work start_for_host(const Call& call) { return start(call); }
   /// Starts a call whose arguments have been checked as far as they depend on the operation.
   Work checked(const Call& call);
@@ -310,7 +310,7 @@ class ProcessGroup {
   std::shared_ptr<FlightRecorder> recorder_;
   std::uint32_t recorded_as_ = 0;
   std::int64_t noted_ = 0;  // collectives
-  BatchMark batch_;         // of the next collective
+  BatchMark batch_;         // the next collective's
   int splits_ = 0, monitored_barriers_ = 0;
 };
 

@@ -24,7 +24,7 @@ inline void copy_bytes(void* to, const void* from, std::size_t bytes) {
 /// f32, and the result is rounded once.
 void reduce_parts(std::span<void* const> parts, std::int64_t count, DType dtype, ReduceOp op);
 
-/// The same of f16 or bf16 without the rounding, into `to`; the parts stay as they are.
+/// Reduces f16 or bf16 as reduce_parts() does, but into `to`, without rounding; the parts stay as they are.
 void reduce_halves(std::span<void* const> parts, std::int64_t count, DType dtype, ReduceOp op, float* to);
 
 }  // namespace duet::ddp

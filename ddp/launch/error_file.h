@@ -15,7 +15,7 @@ inline constexpr const char* kErrorFileVariable = "TORCHELASTIC_ERROR_FILE";
 struct RankError {
   std::string message;
   std::string report{};            // where the rank was, see ddp/group/failure_report.h
-  bool consequence = false;        // of another rank's failure: a peer was lost
+  bool consequence = false;        // it follows from another rank's failure: a peer was lost
   int lost_rank = -1;              // that peer, where it is known
   bool by_signal = false;          // the message names a signal that the rank received
   std::int64_t monotonic_ns = -1;  // when, by CLOCK_MONOTONIC; -1: not given (a writer other than duet)

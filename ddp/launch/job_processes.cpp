@@ -192,7 +192,7 @@ namespace {
 // After a fork from a program with threads only system calls are safe: no opendir(), no memory from the heap.
 
 constexpr std::size_t kTextBytes = 512;
-constexpr int kRounds = 200;  // of 10 ms: a process that a dying one has just started is found in the next
+constexpr int kRounds = 200;  // rounds of 10 ms: a process that a dying one has just started is found in the next
 constexpr long kRoundNs = 10'000'000;
 
 // In an entry that getdents64 gives: its size, and its name.
@@ -203,7 +203,7 @@ enum class Content { kNone, kOther, kText };
 /// Whether a file in a process's folder holds `text`, which is at most kTextBytes long, or something else, or nothing.
 Content look_for(int process, const char* name, const char* text, std::size_t length) {
   const int file = ::openat(process, name, O_RDONLY | O_CLOEXEC);
-  if (file < 0) return Content::kOther;  // of another user, or gone
+  if (file < 0) return Content::kOther;  // the process is another user's, or gone
   std::array<char, 8192> bytes;
   std::size_t have = 0;
   Content content = Content::kNone;

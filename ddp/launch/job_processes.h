@@ -54,7 +54,7 @@ class RankProcess {
   bool ended() const { return ended_; }
   /// Whether a signal has stopped the process, and nothing has let it go on.
   bool stopped() const;
-  /// Of an ended process: the signal that killed it or 0, and the exit code.
+  /// The signal that killed the process or 0, and its exit code; both are valid once it has ended.
   int signal() const;
   int exit_code() const;
   /// Sends a signal to its whole process group.

@@ -34,7 +34,7 @@
 namespace duet::ddp {
 namespace {
 
-/// Of a launch that this signal ended.
+/// The result of a launch that this signal ended.
 LaunchResult interrupted_by(int signal) {
   return {.exit_code = 128 + signal,
           .signal = signal,
@@ -73,7 +73,7 @@ constexpr Milliseconds kLook{250};  // the kernel does not report a stopped proc
 constexpr Milliseconds kStopReported{1000};
 // A rank's error may be the consequence of another's, which may still be unwinding: wait for its report.
 constexpr Milliseconds kSettle{100}, kSettleConsequence{500};
-constexpr Milliseconds kCauseLimit{10'000};  // of a rank whose record shows an exception unwinding
+constexpr Milliseconds kCauseLimit{10'000};  // longest wait for a rank whose record shows an exception unwinding
 
 RankFile make_error_file(const std::string& path) {
   if (path.empty()) return make_rank_file("error");
@@ -93,7 +93,7 @@ struct JobRank {
   int rank;
   RankFile error_file, record_file;
   RankProcess process;
-  // Of a failure:
+  // Set when the rank fails; `when` is the time in its own report, if that has one, `seen` when the launcher saw it.
   bool failed = false;
   RankError error{};  // its own report; the message in one line, empty where there is none
   Clock::time_point when{}, seen{};

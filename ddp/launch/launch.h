@@ -50,7 +50,7 @@ struct LaunchOptions {
   Milliseconds remark_after{2000};
   /// Between SIGTERM and SIGKILL when the job is ended.
   Milliseconds grace{1000};
-  /// The same after a signal to the launcher, where it is longer: time for ranks to end a step and write a checkpoint.
+  /// Replaces `grace` after a signal to the launcher, if longer: time for ranks to end a step and write a checkpoint.
   Milliseconds interrupt_grace{0};
   /// How long a rank may be stopped (SIGSTOP) before that ends the job. A remark names it after a second.
   Milliseconds stop_limit{30'000};

@@ -38,7 +38,7 @@ struct RankVariables {
   int attempt = 0;
   std::string run_id{};       // equal on all hosts
   std::string secret{};       // empty: the ranks have one, or need none
-  std::string job{};          // of this launcher's processes: see ddp/launch/job_processes.h
+  std::string job{};          // name of the job, for its processes: see ddp/launch/job_processes.h
   std::string error_file{};   // to which the rank writes its error
   std::string record_file{};  // what it does: see ddp/group/flight_recorder.h
 };

@@ -27,7 +27,7 @@ constexpr int kInterrupt = SIGURG;  // ignored by default, so one that comes lat
 constexpr std::chrono::milliseconds kAgain{5}, kOvertaken{200};
 constexpr int kPatienceMs = 1000;
 
-// Of the calling thread's OutputThread; null in other threads.
+// Tells the thread of an OutputThread that stop() has abandoned its writes; null in other threads.
 thread_local const std::atomic<bool>* abandoned_flag = nullptr;
 
 void ignore_interrupt(int) {}

@@ -29,7 +29,7 @@ class OutputThread {
 
   /// Throws Error when no thread can be started.
   OutputThread();
-  /// As stop().
+  /// Ends the thread as stop() does.
   ~OutputThread();
   OutputThread(const OutputThread&) = delete;
   OutputThread& operator=(const OutputThread&) = delete;
@@ -94,7 +94,7 @@ struct LaunchOutput {
 /// Writes all of it. Returns false with errno when that fails, or when OutputThread::stop() interrupts it.
 bool write_all(int descriptor, std::string_view text);
 
-/// As write_all(), if the reader takes anything within a second, else false.
+/// Writes as write_all() does, if the reader takes anything within a second; else returns false.
 bool write_if_read(int descriptor, std::string_view text);
 
 /// The files of one attempt: FOLDER/attempt_A/rank_R/{stdout,stderr}.log, as far as they are wanted.

@@ -13,7 +13,7 @@ namespace duet::ddp {
 struct RankInfo {
   int rank = 0, world_size = 1;
   int local_rank = 0, local_world_size = 1;  // on this machine
-  int node_rank = 0;                         // of this machine, as far as the launcher says
+  int node_rank = 0;                         // this machine's number, as far as the launcher says
 };
 
 struct LaunchedRank {

@@ -50,7 +50,7 @@ namespace {
 using std::chrono::microseconds;
 
 constexpr int kPacketTag = 0, kLastTag = 32'767;              // MPI's least upper bound
-constexpr std::size_t kTransferBytes = std::size_t{1} << 30;  // of one MPI message, whose count is an int
+constexpr std::size_t kTransferBytes = std::size_t{1} << 30;  // at most in one MPI message, whose count is an int
 constexpr std::size_t kEagerBytes = 3960;  // a packet of 4,000 bytes is one piece of Open MPI's shared memory
 constexpr microseconds kSpin{100}, kShortNap{20}, kBusyNap{50}, kLongNap{1000};
 constexpr Milliseconds kAttendEvery{5};
@@ -71,7 +71,7 @@ void check_mpi(int code, const char* call) {
 
 /// MPI as this process has it.
 struct MpiWorld {
-  MPI_Comm ranks = MPI_COMM_NULL;  // of MPI_COMM_WORLD, for duet's messages alone; errors are returned
+  MPI_Comm ranks = MPI_COMM_NULL;  // duplicate of MPI_COMM_WORLD, for duet's messages alone; errors are returned
   int rank = 0, size = 1;
   bool own = false;  // duet has initialised MPI
 };
@@ -111,7 +111,7 @@ void require_mpi_launcher() {
       "or OMPI_COMM_WORLD_RANK expected, but not set; start the ranks by mpirun, or by srun --mpi=pmix");
 }
 
-/// Those of the variables that are set must have this value.
+/// Throws UsageError if one of the variables is set to another number than `expected`, which `what` describes.
 void require_number(std::span<const char* const> variables, int expected, const char* what) {
   for (const char* const name : variables)
     if (const auto text = environment_variable(name))
@@ -160,7 +160,7 @@ class MpiMessages {
     const std::lock_guard lock(mutex_);
     channels_[channel.id] = &channel;
   }
-  /// Of a channel that is closed.
+  /// Forgets a channel that is closed, and its messages.
   void remove(const Channel& channel) {
     const std::lock_guard lock(mutex_);
     channels_.erase(channel.id);
@@ -254,7 +254,7 @@ class MpiMessages {
   enum class Kind : std::uint32_t { eager, request_to_send, clear_to_send, close };
   struct Head {
     Kind kind = Kind::close;
-    int mpi_tag = 0;  // of clear_to_send: that of the bytes
+    int mpi_tag = 0;  // in clear_to_send: the MPI tag for the bytes
     std::uint64_t channel = 0, tag = 0, bytes = 0;
     Request request = 0;  // the sender's
   };
@@ -438,7 +438,7 @@ class MpiMessages {
     }
   }
 
-  /// Of a channel that is closed.
+  /// Whether no message of a closed channel is under way. Past time limits it cancels receives, then ends the job.
   bool settled(const Channel& channel, Clock::duration waited) {
     const auto moves = [&](const Message* one) { return one->channel == channel.id; };
     if (std::none_of(moving_.begin(), moving_.end(), moves)) return true;

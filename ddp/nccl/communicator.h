@@ -69,7 +69,7 @@ class Communicator {
   std::shared_ptr<Operation> run(const std::string& what, bool collective, const Calls& calls);
   /// Work enqueued on the device from now on runs after the operation.
   void wait(const Operation& operation);
-  /// As wait(), and returns when the operation has ended; false if it has not by `limit`.
+  /// Does what wait() does, then blocks the host until the operation has ended; false if it has not by `limit`.
   bool wait_on_host(const Operation& operation, Clock::time_point limit);
   /// Throws CommError once the group has failed or is closed.
   void require_alive() const { failure_.check(); }
@@ -133,7 +133,7 @@ class Communicator {
   Rendezvous rendezvous_;
   std::atomic<double> busy_us_{0};
 
-  std::mutex mutex_;  // of everything below
+  std::mutex mutex_;  // guards everything below
   ncclComm_t communicator_ = nullptr;
   ncclComm_t to_abort_ = nullptr;
   bool in_nccl_ = false;  // run() is in a call on the communicator

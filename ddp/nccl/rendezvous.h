@@ -40,7 +40,7 @@ class Rendezvous {
   void publish_failure(const std::string& why) noexcept;
   /// The error of the first rank that failed; empty if none did. Throws CommError when the store is lost.
   std::string failure();
-  /// As failure(), after a short wait in which others may publish one. Never throws.
+  /// Returns what failure() does, after a short wait in which others may publish one. Never throws.
   std::string wait_for_failure() noexcept;
 
  private:

@@ -54,7 +54,7 @@ struct Notice {
 /// One rank's view. Posting is for one thread at a time; any thread may wait, ring and close.
 class ControlBlock {
  public:
-  static constexpr std::size_t kHalfBytes = 512 << 10;  // of staging memory; a rank has two
+  static constexpr std::size_t kHalfBytes = 512 << 10;  // in each of the two halves of a rank's staging memory
 
   /// The memory for a group of so many ranks: see SharedSegment. Rings take none before their first use, so it is what
   /// the ranks' staging memory takes, and a byte for every pair of them.

@@ -11,7 +11,7 @@ namespace {
 
 constexpr std::int64_t kLineElements = 64;  // shards are cut at whole cache lines
 constexpr std::int64_t kCached = 2048;      // elements of a shard that stay in the first cache while they are reduced
-constexpr std::uint64_t kArenaShift = 48;   // of a place: the arena's number, then the offset in it
+constexpr std::uint64_t kArenaShift = 48;   // a place: arena number from this bit on, below it the offset in the arena
 
 /// Whether a rank that contributes has a piece for each rank.
 bool spreads(Collective op) {
@@ -143,7 +143,7 @@ void ShmCollectives::stage(const Call& call, Pass pass) {
 void ShmCollectives::read(const Call& call, Pass pass) {
   const bool on_root = call.root == rank_;
   const std::size_t size = size_of(call.in.dtype), bytes = static_cast<std::size_t>(pass.count) * size;
-  // Of what a rank has staged for this one.
+  // Where this rank's piece begins in what each rank has staged.
   const std::size_t offset = spreads(call.op) ? static_cast<std::size_t>(rank_) * bytes : 0;
   switch (call.op) {
     case Collective::all_reduce:

@@ -114,7 +114,7 @@ std::string authenticate(Connection& connection, const Credentials& credentials,
                          const std::string& listener, Clock::time_point deadline);
 
 struct Authenticated {
-  std::uint32_t rank = 0;   // of the caller, as it says
+  std::uint32_t rank = 0;   // the caller's, as it says
   std::string session_key;  // which only the two ends know
 };
 
@@ -196,7 +196,7 @@ class Listener {
   int port_ = 0;
   /// Given up for the one connection that there is no descriptor for, so that its caller receives kNoFile.
   Descriptor spare_;
-  std::mutex mutex_;  // of all that follows
+  std::mutex mutex_;  // guards all that follows
   std::condition_variable changed_;
   bool stopping_ = false;
   std::uint64_t count_ = 0;

@@ -12,7 +12,7 @@ inline constexpr const char* kSecretFileVariable = "DUET_SECRET_FILE";
 /// The secret itself.
 inline constexpr const char* kSecretVariable = "DUET_SECRET";
 
-inline constexpr std::size_t kSecretBytes = 32;  // of those that duet makes
+inline constexpr std::size_t kSecretBytes = 32;  // length of the secrets that duet makes
 
 /// The secret that this process was given; empty for none. Throws UsageError: a file of another user, or that others
 /// can read, or that cannot be read; less than 16 or more than 4096 bytes.
@@ -38,13 +38,13 @@ std::string user_secret();
 /// So many cryptographically random bytes. Throws CommError.
 std::string random_bytes(std::size_t count);
 
-/// The same in two hexadecimal digits each.
+/// `count` cryptographically random bytes, two hexadecimal digits each. Throws CommError.
 std::string random_hex(std::size_t count);
 
 /// HMAC-SHA256 of the text under the key, in 32 bytes.
 std::string hmac(std::string_view key, std::string_view text);
 
-/// The same in 64 hexadecimal digits.
+/// HMAC-SHA256 of the text under the secret, in 64 hexadecimal digits.
 std::string proof_of(std::string_view secret, std::string_view text);
 
 /// Compares in constant time.

@@ -20,7 +20,7 @@ using Milliseconds = std::chrono::milliseconds;
 
 inline constexpr std::size_t kMaxKeyBytes = 4096;
 inline constexpr std::size_t kMaxValueBytes = std::size_t{16} << 20;
-inline constexpr std::size_t kMaxTableBytes = std::size_t{256} << 20;  // of all keys and values, kEntryBytes for each
+inline constexpr std::size_t kMaxTableBytes = std::size_t{256} << 20;  // all keys and values, and kEntryBytes for each
 inline constexpr std::size_t kEntryBytes = 128;
 inline constexpr Milliseconds kClosePatience{10'000};  // for what a store says as it goes, which nobody waits for
 inline constexpr Milliseconds kStoreTimeout{300'000};
@@ -57,7 +57,7 @@ class Store {
   /// Number of keys that users made (PyTorch counts one of its own as well).
   std::int64_t num_keys();
   void append(const std::string& key, const std::string& suffix);
-  /// As get() and set(), for all keys at once.
+  /// Get and set all of these keys at once, as get() and set() do a single one.
   std::vector<std::string> multi_get(const std::vector<std::string>& keys);
   void multi_set(const std::vector<std::string>& keys, const std::vector<std::string>& values);
   /// The shared secret of this store's ranks: the key of proofs between ranks, which are worth nothing at another
@@ -132,7 +132,7 @@ class StoreTable {
   void check_room(const std::string& key, std::size_t value_bytes) const;
 
   std::map<std::string, std::string> values_;
-  std::size_t bytes_ = 0;  // of kMaxTableBytes
+  std::size_t bytes_ = 0;  // in use, at most kMaxTableBytes
 };
 
 /// A store for ranks that are threads of one process: all hold the same object. Who sets the last key that a wait

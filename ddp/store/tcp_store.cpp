@@ -27,7 +27,7 @@ namespace {
 const char* const kPortKey = "port";
 const char* const kWhereToLook = "; has the process of rank 0 ended or been stopped, or does a firewall lie between?";
 constexpr Milliseconds kRetryPause{50};
-constexpr Milliseconds kHandshakeTimeout{1000};  // of a peer that may be anything
+constexpr Milliseconds kHandshakeTimeout{1000};  // for a peer that may be any program
 constexpr int kHandshakeTries = 5;               // a busy machine may let one fail
 constexpr Milliseconds kFullPause{400};          // five outlast the handshake timeout of unauthenticated peers
 // Beyond the timeout that the server itself keeps: as long as this store's timeout, within these limits.

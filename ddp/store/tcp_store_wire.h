@@ -25,7 +25,7 @@ enum class StoreStatus : std::uint8_t { ok, comm_error, usage_error };
 
 struct StoreFrame {
   std::uint8_t code = 0;        // a StoreOp on the way there, a StoreStatus on the way back
-  std::int64_t timeout_ms = 0;  // of get and wait
+  std::int64_t timeout_ms = 0;  // for get and wait
   std::vector<std::string> strings;
 };
 

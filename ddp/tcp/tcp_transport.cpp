@@ -170,7 +170,7 @@ class Mesh {
   std::string last_failure_;
   std::string shortage_;  // that has kept a thread from a caller
   asio::io_context io_;   // never runs: all calls are synchronous
-  std::mutex mutex_;      // of what the listener's threads use as well
+  std::mutex mutex_;      // guards what the listener's threads use as well
   std::condition_variable connected_;
   std::vector<Descriptor> sockets_;    // by rank; empty once all are connected
   std::vector<std::uint64_t> newest_;  // by rank: the number of its call
@@ -186,7 +186,7 @@ std::vector<Descriptor> connect_tcp_mesh(Store& store, int rank, int size, const
 
 namespace {
 
-constexpr std::size_t kPieceBytes = 1 << 20;  // of one system call, during which the mutex is held
+constexpr std::size_t kPieceBytes = 1 << 20;  // at most in one system call, during which the mutex is held
 constexpr int kPieces = 16;                   // to or from one peer, before the others have their turn
 
 class TcpTransport final : public Transport {
@@ -298,7 +298,7 @@ class TcpTransport final : public Transport {
     wake();
   }
 
-  /// As much as can be written without waiting, in pieces.
+  /// Writes as much to the peer as can be written without waiting, in at most kPieces pieces.
   void write(Peer& peer) {
     for (int i = 0; i < kPieces && !peer.out.empty(); ++i) {
       StreamMessage& message = messages_.at(peer.out.front());
@@ -323,7 +323,7 @@ class TcpTransport final : public Transport {
     }
   }
 
-  /// As much as is there, in pieces.
+  /// Reads as much from the peer as is there, in at most kPieces pieces.
   void read(Peer& peer) {
     for (int i = 0; i < kPieces && peer.end.empty() && !peer.receiver.parked(); ++i) {
       const std::span<std::byte> room = peer.receiver.room();

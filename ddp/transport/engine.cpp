@@ -272,7 +272,7 @@ class EngineGroup final : public ProcessGroup {
 
   std::mutex running_;  // held by the thread that carries out collectives, for as long as that takes
 
-  std::mutex mutex_;                    // of what follows; the last one taken, and never held while waiting
+  std::mutex mutex_;                    // guards what follows; the last one taken, and never held while waiting
   std::vector<Task> tasks_;             // in the order of the calls
   std::uint64_t done_ = 0, asked_ = 0;  // collectives that have ended, and that were started
   WorkPool works_;

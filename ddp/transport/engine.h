@@ -15,7 +15,7 @@ namespace duet::ddp {
 class Engine {
  public:
   virtual ~Engine() = default;
-  /// Of messages between two ranks, beside the collectives.
+  /// Carries messages between two ranks, beside the collectives.
   virtual Transport& transport() = 0;
   /// Whether the threads that wait for a collective carry it out; else a communication thread does.
   virtual bool runs_in_waiters() const = 0;
@@ -25,7 +25,7 @@ class Engine {
   virtual void finish(const Call& call, std::uint64_t sequence, Clock::time_point deadline, bool spin) = 0;
   /// Waits until the other ranks need nothing more of this one, at most `timeout`; swallows errors.
   virtual void drain(Milliseconds timeout) = 0;
-  /// As ProcessGroup's.
+  /// Memory for ProcessGroup::shared_storage(), or null.
   virtual std::shared_ptr<Storage> shared_storage(std::size_t /*bytes*/) { return nullptr; }
   /// An engine of its own for some of the ranks; all of these call it.
   virtual std::unique_ptr<Engine> connect_subset(const Subset& subset) const = 0;
@@ -33,7 +33,7 @@ class Engine {
 
 /// A process group whose collectives the engine carries out.
 std::unique_ptr<ProcessGroup> make_group(std::unique_ptr<Engine> engine, const GroupOptions& options = {});
-/// The same, with collectives as messages.
+/// A process group whose collectives are made of messages over the transport.
 std::unique_ptr<ProcessGroup> make_group(std::unique_ptr<Transport> transport, const GroupOptions& options = {});
 
 }  // namespace duet::ddp

@@ -25,7 +25,7 @@ namespace {
 // Below this size every rank sends all of its elements to all others: one trip instead of two.
 constexpr std::size_t kSmallBytes = 32 << 10;
 constexpr std::int64_t kChunkAlignment = 16;  // elements; whole cache lines
-constexpr Milliseconds kDrainTime{10'000};    // of ranks that disagree
+constexpr Milliseconds kDrainTime{10'000};    // longest drain of a rank that finds a disagreement
 
 /// Whether a reduction of reductions is that of all parts, bit for bit. An average divides once, f16 and bf16 are
 /// rounded once.

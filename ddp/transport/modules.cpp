@@ -26,8 +26,8 @@ std::unique_ptr<Transport> connect_by(const LoadedModule& module, const char* ba
   return std::unique_ptr<Transport>(reinterpret_cast<TransportConnect>(module.symbol)(store, rank, size, options));
 }
 
-/// Of the functions of libgloo that the module calls: rendezvous::Context(int, int, int), tcp::CreateDevice(attr) and
-/// Context::createUnboundBuffer(void*, size_t).
+/// Some of the functions of libgloo that the module calls: rendezvous::Context(int, int, int),
+/// tcp::CreateDevice(attr) and Context::createUnboundBuffer(void*, size_t).
 constexpr const char* kGlooImports[] = {"_ZN4gloo10rendezvous7ContextC1Eiii",
                                         "_ZN4gloo9transport3tcp12CreateDeviceERKNS1_4attrE",
                                         "_ZN4gloo7Context19createUnboundBufferEPvm"};

@@ -27,7 +27,7 @@ class LostRank : public CommError {
 
 /// How ranks are connected; each backend reads what it needs.
 struct ConnectOptions {
-  std::string backend{};  // of connect(); not "auto"
+  std::string backend{};  // for connect(); not "auto"
   Milliseconds connect_timeout{30'000};
   GroupOptions group{};               // mpi: `whole_job`: the ranks are those of MPI_COMM_WORLD, with its numbers
   std::string address = "127.0.0.1";  // tcp, gloo: of this rank, where the others reach it
