@@ -25,7 +25,7 @@ struct DataParallelOptions {
   /// The dimension along which inputs are cut and outputs joined.
   int dim = 0;
   Refresh replicas = Refresh::persistent;
-  /// Of the replicas' gradients; nccl only for distinct GPUs, and not with the bits of other numbers of devices.
+  /// How replicas' gradients are summed: nccl needs distinct GPUs, and its bits depend on the number of devices.
   DeviceSum sum = DeviceSum::tree;
   /// Computed in each replica from its output and its piece of the second input, so that outputs are not gathered: the
   /// model is then called with a list {input, target} and gives the loss. Losses are weighted by rows.
@@ -63,7 +63,7 @@ class DataParallel : public nn::Module {
 
   nn::Module& module_;
   DataParallelOptions options_;
-  Replicas::Forward forward_;  // of the module, with the loss if that is computed in the replicas
+  Replicas::Forward forward_;  // runs the module, and the loss if that is computed in the replicas
   std::shared_ptr<Replicas> replicas_;
   std::shared_ptr<WrapperTimes> times_ = std::make_shared<WrapperTimes>();
 };

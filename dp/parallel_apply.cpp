@@ -133,9 +133,9 @@ struct ParallelApplyNode final : Node {
 
   std::shared_ptr<Replicas> replicas;
   std::shared_ptr<WrapperTimes> times;
-  BatchSums* others = nullptr;                      // of the wrapper around, in this tape's forward
+  BatchSums* others = nullptr;                      // the outer wrapper's sums over processes, in this tape's forward
   Tensor model_gradients;                           // the module's run of the model's flat gradient
-  PooledVector<PooledVector<Variable>> outputs_of;  // of each replica, on its own tape
+  PooledVector<PooledVector<Variable>> outputs_of;  // by replica, each on its own tape
   PooledVector<Variable> inputs;                    // leaves of the replicas' tapes
   PooledVector<char> took_part;
 };
