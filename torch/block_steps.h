@@ -57,7 +57,7 @@ class BlockSeeds {
    private:
     std::uint64_t seed_;
     SeededGenerator cpu_{at::kCPU};
-    std::optional<SeededGenerator> own_;  // of the module's device, where that is another
+    std::optional<SeededGenerator> own_;  // for the module's device, where that is not the CPU
   };
   std::uint64_t seed() const { return seed_; }
 
@@ -181,7 +181,7 @@ class BlockSteps {
 
   ModuleSynchroniser& module_;
   int own_ = 0;                        // blocks of this rank
-  std::vector<FlatGradients> others_;  // of the blocks behind the first
+  std::vector<FlatGradients> others_;  // gradients of the blocks after the first
   std::vector<char> used_;             // by parameter: by any block of this rank
   std::unique_ptr<BlockSeeds> seeds_;
 };

@@ -76,7 +76,7 @@ class DistributedDataParallel {
   Module& module() { return *module_; }
   Module* operator->() { return module_.get(); }
   ddp::ProcessGroup& group() { return synchroniser_->group(); }
-  /// Of the synchronised steps. Steps in blocks count as backward.
+  /// Times of the synchronised steps. Steps in blocks count as backward.
   WrapperTimes times() const { return synchroniser_->times(); }
 
   /// While it or a copy of it lives, backward accumulates gradients on this rank only. The next backward without it

@@ -12,7 +12,7 @@
 
 namespace duet::torch {
 
-/// As those of ddp::DistributedDataParallel, the same on all ranks.
+/// Options like those of ddp::DistributedDataParallel, the same on all ranks.
 struct DistributedDataParallelOptions {
   /// `torch`: gradients are divided by the number of ranks, as PyTorch does. `rows`: each rank's loss is the mean over
   /// its own rows, which are dimension 0 of the first tensor that forward gets, and gradients are weighted by how many

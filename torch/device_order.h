@@ -18,7 +18,7 @@
 
 namespace duet::torch {
 
-/// The same device, of kind cpu or cuda, as duet names it: both count the GPUs that the process sees.
+/// Converts LibTorch's device, of kind cpu or cuda, to duet's: both count the GPUs that the process sees.
 inline Device device_of(const c10::Device& device) {
   return device.is_cpu() ? Device{} : Device{DeviceKind::cuda, device.index()};
 }

@@ -69,9 +69,9 @@ class DataParallel {
   Module& module() { return *replicas_[0].module; }
   Module* operator->() { return replicas_[0].module.get(); }
 
-  /// As the module's own, whose outputs are tensors, or tuples, vectors and the like of tensors. Inputs that are no
-  /// tensors go to all replicas as they are. What a replica throws passes through as an Error that names replica and
-  /// device.
+  /// Runs the module's forward in each replica on a piece of the inputs, and joins the outputs, which are tensors, or
+  /// tuples, vectors and the like of tensors. Inputs that are no tensors go to all replicas as they are. What a replica
+  /// throws passes through as an Error that names replica and device.
   template <class... Inputs>
   auto forward(const Inputs&... inputs) {
     std::vector<std::tuple<Inputs...>> pieces = scatter(inputs...);
@@ -160,7 +160,7 @@ class DataParallel {
     replicas_.push_back(std::move(replica));
   }
 
-  /// As chunk() does, of all tensors alike.
+  /// Cuts all tensors in the inputs alike, as chunk() does along dimension 0, one piece per device at most.
   template <class... Inputs>
   std::vector<std::tuple<Inputs...>> scatter(const Inputs&... inputs) const {
     const std::int64_t rows = rows_of(inputs...), devices = static_cast<std::int64_t>(devices_.size());
@@ -195,7 +195,7 @@ class DataParallel {
       if (replica < count)
         with_prefix([&] { return concat("replica ", i, " on device ", devices_[replica], ": "); },
                     [&] {
-                      const c10::MultiStreamGuard current(streams);  // of all: gradients come from the first device
+                      const c10::MultiStreamGuard current(streams);  // on all devices: gradients come from the first
                       const c10::StreamGuard guard(streams[replica]);
                       task(replica);
                     });

@@ -34,10 +34,10 @@ class GradientLayout {
 
   const std::vector<NamedTensorRef>& parameters() const { return parameters_; }
   std::size_t bytes() const { return bytes_; }
-  /// Of the first parameter.
+  /// The device of the first parameter.
   at::Device device() const { return parameters_.at(0).value.device(); }
   std::size_t offset(std::size_t i) const { return offsets_[i]; }
-  /// Of parameter i and the padding behind it.
+  /// Bytes of parameter i's gradient and the padding behind it.
   std::size_t bytes(std::size_t i) const { return (i + 1 < offsets_.size() ? offsets_[i + 1] : bytes_) - offsets_[i]; }
 
  private:

@@ -109,7 +109,7 @@ class ModuleAdapter : public ModulePart {
     return whole;
   }
 
-  /// Of several blocks the running statistics of the first count, as of several devices those of the first do.
+  /// Runs each block by itself; the first block's running statistics count, as the first of several devices' do.
   static std::vector<TorchRun> run_all(BoundInstance& instance, const Variable& x, const Blocks& blocks,
                                        const RunSeeds& seeds, const TorchWork& work, Tensor& result) {
     std::vector<TorchRun> runs;
@@ -150,9 +150,9 @@ class ModuleAdapter : public ModulePart {
   std::shared_ptr<InstancePool> pool_;
 };
 
-/// Of what `make` makes on the CPU, a module, holder or shared_ptr: `adapt([] { return Net(); })`. LibTorch's generator
-/// has this seed in each call, so that all instances begin alike. Calls are made one after the other, in the threads of
-/// the devices. For GPUs it must be the program's first use of LibTorch, unless that links libtorch_cuda.
+/// Adapts what `make` makes on the CPU, a module, holder or shared_ptr: `adapt([] { return Net(); })`. LibTorch's
+/// generator has this seed in each call, so that all instances begin alike. Calls are made one after the other, in the
+/// threads of the devices. For GPUs it must be the program's first use of LibTorch, unless that links libtorch_cuda.
 template <class Make>
 std::unique_ptr<ModuleAdapter> adapt(Make make, std::uint64_t seed = 0, const ModuleAdapterOptions& options = {}) {
   using Made = decltype(make());
@@ -168,7 +168,7 @@ std::unique_ptr<ModuleAdapter> adapt(Make make, std::uint64_t seed = 0, const Mo
       options);
 }
 
-/// Of a TorchScript module, of which each instance is a copy.
+/// Adapts a TorchScript module, of which each instance is a copy.
 inline std::unique_ptr<ModuleAdapter> adapt(const ScriptModule& script, const ModuleAdapterOptions& options = {}) {
   return std::make_unique<ModuleAdapter>(
       [script]() -> std::unique_ptr<ModuleInstance> {

@@ -36,7 +36,7 @@ class ModuleInstance {
 /// Makes an instance; all of them have the same tensors and, of those that are no parameters or buffers, values.
 using MakeInstance = std::function<std::unique_ptr<ModuleInstance>()>;
 
-/// Of a module of one of the kinds in torch/wrapped_module.h.
+/// An instance of a module of one of the kinds in torch/wrapped_module.h.
 template <class Module>
 class InstanceOf final : public ModuleInstance {
  public:

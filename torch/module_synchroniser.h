@@ -97,7 +97,7 @@ class ModuleSynchroniser {
   }
   void forward_ended(Clock::time_point begin) { synchroniser_.forward_ended(begin); }
 
-  /// Of a forward in training of `rows` rows: their number counts when backward reaches the output.
+  /// Counts a forward's `rows` in training for the gradients' weights, as soon as backward reaches the output.
   template <class Output>
   void weigh(Output& output, std::int64_t rows) {
     if (options_.rule == ddp::GradientRule::torch || group_.size() == 1) return;
@@ -286,7 +286,7 @@ class ModuleSynchroniser {
   bool synchronises_ = true;            // the backward that runs
   bool weighed_ = false;                // in it
   Lasting in_block_;                    // within backward_in_blocks()
-  double scale_ = 1.0 / group_.size();  // of this rank's gradients; not of those of blocks
+  double scale_ = 1.0 / group_.size();  // factor of this rank's gradients; not of those of blocks
   std::uint64_t drops_ = 0;             // backward runs that found no accumulated gradients
   std::shared_ptr<HookGate> gate_ = std::make_shared<HookGate>();
   BackwardEnd backward_;

@@ -26,9 +26,9 @@ struct ReplicaStep : ::torch::CustomClassHolder {
     std::vector<at::Tensor> outputs;
   };
   std::vector<Replica> replicas;
-  std::vector<NamedTensorRef> parameters;  // of the module
+  std::vector<NamedTensorRef> parameters;  // the module's
   std::vector<std::int64_t> versions;      // theirs, as forward read them
-  std::vector<at::Device> input_devices;   // of the inputs that require a gradient, before they were cut
+  std::vector<at::Device> input_devices;   // where the inputs that require a gradient were before they were cut
   /// Runs task(i) for the first `count` replicas, side by side.
   std::function<void(std::size_t count, const ReplicaTask& task)> run;
 
@@ -104,7 +104,7 @@ struct ReplicaGather : ::torch::autograd::Function<ReplicaGather> {
       for (std::size_t i = 0; i + apart < count; i += 2 * apart)
         for (std::size_t p = 0; p < parameters; ++p)
           add(parts[i][p], parts[i + apart][p], step.replicas[i].parameters[p].device());
-    ::torch::autograd::variable_list all{at::Tensor()};  // of the step
+    ::torch::autograd::variable_list all{at::Tensor()};  // the gradient of `step`: none
     all.insert(all.end(), parts[0].begin(), parts[0].begin() + static_cast<std::ptrdiff_t>(parameters));
     for (std::size_t input = parameters; input < parts[0].size(); ++input) all.push_back(joined(step, parts, input));
     return all;

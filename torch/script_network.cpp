@@ -28,7 +28,7 @@ void require_trainable(const ScriptModule& script, const std::string& path) {
       concat(path, ": has no parameters that require a gradient (torch.jit.freeze turns them into constants)"));
 }
 
-/// Of an error of TorchScript's interpreter, behind its traceback of several lines.
+/// The message of an error of TorchScript's interpreter, which is the last line, behind a traceback.
 std::string last_line(std::string text) {
   text.erase(text.find_last_not_of('\n') + 1);
   const std::size_t end = text.rfind('\n');

@@ -128,7 +128,7 @@ class Steps final : public ddp::ScriptSteps {
   ScriptModule network_;
   std::vector<at::Tensor> parameters_;
   ::torch::optim::SGD optimizer_;
-  std::optional<Wrapper> wrapper_;  // of ScriptSync::wrapper
+  std::optional<Wrapper> wrapper_;  // for ScriptSync::wrapper
   at::Tensor images_, labels_, order_, total_ = at::zeros({});
   double drawing_us_ = 0;
   std::int64_t done_ = 0;

@@ -119,7 +119,7 @@ class TorchNode final : public Node {
     return found;
   }
 
-  /// Of all rows; undefined where none got one.
+  /// The input's gradient in all rows; undefined where no row got one.
   at::Tensor input_gradient(const std::vector<Found>& leaves) const {
     std::vector<at::Tensor> rows;
     bool any = false;

@@ -25,7 +25,7 @@ struct NamedTensorRef {
 
 inline std::string shape_text(const at::Tensor& tensor) { return concat(tensor.sizes(), " ", tensor.scalar_type()); }
 
-/// The same numbers as duet names them; nothing for those that it has not.
+/// Converts LibTorch's scalar type to duet's; nothing for types that duet has not.
 inline std::optional<DType> dtype_of(at::ScalarType type) {
   switch (type) {
     case at::kFloat: return DType::f32;

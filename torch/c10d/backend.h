@@ -48,7 +48,7 @@ class C10dBackend final : public c10d::Backend {
   ~C10dBackend() override { shutdown(); }
 
   const std::string getBackendName() const override { return "duet"; }
-  /// Of collectives so far.
+  /// The number of collectives so far.
   std::uint64_t getSequenceNumberForGroup() override { return collectives_; }
 
   /// Ends what was started, and the group. Every later call throws.
@@ -320,7 +320,7 @@ class C10dBackend final : public c10d::Backend {
     return list;
   }
 
-  std::mutex mutex_;  // of what follows
+  std::mutex mutex_;  // guards what follows
   std::unique_ptr<ddp::ProcessGroup> group_;
   std::vector<c10::intrusive_ptr<C10dWork>> in_flight_;  // their tensors are in use
   std::uint64_t monitored_barriers_ = 0;

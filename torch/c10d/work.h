@@ -36,7 +36,7 @@ class C10dWork final : public c10d::Work {
     std::vector<at::Tensor> results{}, held{};  // held: other memory that the operations use
     std::vector<std::function<void()>> copies{};
     bool message = false;  // a send or a receive, which a peer may wait for before the next collective
-    std::chrono::milliseconds timeout{kNoTimeout.count()};  // of a wait() without one; not positive: none
+    std::chrono::milliseconds timeout{kNoTimeout.count()};  // for a wait() without one; not positive: no limit
   };
 
   C10dWork(c10d::OpType type, const char* title, Parts parts, std::shared_ptr<CallQueue> queue)
@@ -84,7 +84,7 @@ class C10dWork final : public c10d::Work {
     return Work::wait();
   }
 
-  /// Of a message true only after wait().
+  /// Whether the call has ended; for a message, true only after wait().
   bool isCompleted() override {
     if (!parts_.message) end_in_background();
     return Work::isCompleted();
