@@ -33,7 +33,7 @@ class DistributedSampler : public data::Sampler {
   DistributedOptions options_;
   std::vector<std::int64_t> all_;      // the order of the whole set
   std::vector<std::int64_t> indices_;  // this rank's
-  std::uint64_t hash_ = 0;             // of all_
+  std::uint64_t hash_ = 0;             // hash of all_
 };
 
 }  // namespace duet::samplers
