@@ -69,7 +69,7 @@ class Communicator {
   std::shared_ptr<Operation> run(const std::string& what, bool collective, const Calls& calls);
   /// Work enqueued on the device from now on runs after the operation.
   void wait(const Operation& operation);
-  /// Does what wait() does, then blocks the host until the operation has ended; false if it has not by `limit`.
+  /// Blocks the host until the operation has ended, so that later work runs after it; false if not by `limit`.
   bool wait_on_host(const Operation& operation, Clock::time_point limit);
   /// Throws CommError once the group has failed or is closed.
   void require_alive() const { failure_.check(); }
