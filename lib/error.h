@@ -15,7 +15,7 @@
 
 namespace duet {
 
-/// What an error keeps when its text gets a prefix.
+/// The parts of an error that stay when its text gets a prefix.
 struct ErrorOrigin {
   std::int64_t when = monotonic_ns();
   bool in_layer = false;  // the text says which layer of a model it arose in

@@ -44,7 +44,7 @@ struct SineCosine {
   float sine, cosine;
 };
 
-/// Of angles from 0 to 2 pi.
+/// The sine and cosine of an angle from 0 to 2 pi.
 SineCosine cephes_sine_cosine(float angle) {
   const int quarters = (static_cast<int>(angle * (4 / std::numbers::pi_v<float>)) + 1) / 2;
   const auto eighths = static_cast<float>(2 * quarters);

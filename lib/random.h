@@ -25,7 +25,7 @@ using MersenneTwister = std::mersenne_twister_engine<std::uint32_t, 32, 624, 397
 /// PyTorch's CPU generator (ATen/core/MT19937RNGEngine.h, DistributionsHelper.h).
 class Mt19937 {
  public:
-  /// As torch.manual_seed: only the low 32 bits of the seed count.
+  /// Seeds the generator as torch.manual_seed does: only the low 32 bits of the seed count.
   explicit Mt19937(std::uint64_t seed) : engine_(static_cast<std::uint32_t>(seed)) {}
   void seed(std::uint64_t seed) { *this = Mt19937(seed); }
 

@@ -79,7 +79,7 @@ struct Rows {
 };
 
 /// Block i of a batch of `global` rows is [block_begin(i, global), block_begin(i + 1, global)).
-/// The same rule with `parts` in place of kBlocks gives each of `parts` devices its rows.
+/// Each of `parts` devices gets its rows by this rule with `parts` in place of kBlocks.
 inline std::int64_t block_begin(std::int64_t i, std::int64_t global, std::int64_t parts = kBlocks) {
   return i * global / parts;
 }
@@ -205,7 +205,7 @@ class Tensor {
 
   /// Rows [begin, end) of dimension 0, sharing memory; a stamp is narrowed. Throws ShapeError out of range.
   Tensor rows(std::int64_t begin, std::int64_t end) const;
-  /// The same elements in another shape (plain layout only); the stamp stays if dimension 0 does.
+  /// A view of the elements in another shape (plain layout only); the stamp stays if dimension 0 does.
   Tensor reshape(const Shape& shape) const;
   /// `count` elements from element `begin` on, as a tensor of shape `shape`.
   Tensor slice(std::int64_t begin, const Shape& shape) const;
@@ -213,7 +213,7 @@ class Tensor {
   Tensor reinterpret(std::int64_t begin, const Shape& shape, DType dtype) const;
   /// A copy on `device`, or this tensor itself if it is there already.
   Tensor to(Device device) const;
-  /// The same memory as a tensor of `device`. Throws DeviceError unless the two devices share memory (cpu:0, cpu:1).
+  /// A tensor of `device` in this memory. Throws DeviceError unless the two devices share memory (cpu:0, cpu:1).
   Tensor alias(Device device) const;
   /// A copy in memory of its own.
   Tensor clone() const;
@@ -288,8 +288,8 @@ void copy_by_name(const NamedTensors& from, const NamedTensors& into, const std:
 
 /// Names of tensors that copy_what_fits() left out.
 struct LeftOut {
-  std::vector<std::string> kept;    // of `into`: missing in `from`, or there of another shape or dtype
-  std::vector<std::string> unused;  // of `from`
+  std::vector<std::string> kept;    // in `into`, but missing in `from`, or there of another shape or dtype
+  std::vector<std::string> unused;  // in `from`, but missing in `into`, or there of another shape or dtype
 };
 /// Copies what copy_by_name() would, but leaves out what does not fit, such as a classifier of other classes.
 [[nodiscard]] LeftOut copy_what_fits(const NamedTensors& from, const NamedTensors& into);

@@ -14,7 +14,7 @@ namespace duet {
 
 class Node;
 
-/// What the losses of a tape were divided by, as bits. Gradients of ranks (ddp) and of replicas (dp) are combined
+/// Bits for the divisors of a tape's losses. Gradients of ranks (ddp) and of replicas (dp) are combined
 /// accordingly: added up where the divisor was the rows of the whole batch, else weighted by their own rows.
 enum Normaliser : unsigned {
   kOwnRows = 1,     // or unknown: a loss of unstamped rows, or one that ignores the stamp
@@ -24,7 +24,7 @@ enum Normaliser : unsigned {
       8,  // the rows of a stamped batch, of which this tape has a part: a micro-batch, or a shard cut by hand
 };
 
-/// That of a mean over `rows` rows with this stamp which divides its gradient by the rows of the global batch.
+/// The Normaliser of a mean over `rows` rows with this stamp whose gradient is divided by the rows of the global batch.
 inline Normaliser normaliser_of(const Rows& stamp, std::int64_t rows) {
   if (!stamp.stamped()) return kOwnRows;
   if (stamp.shards > 1) return kGlobalRows;
@@ -75,7 +75,7 @@ class Node {
     edges_.push_back(edge);
   }
   std::uint64_t sequence() const { return sequence_; }
-  /// Those of the node's inputs, unless a loss has set its own.
+  /// The Normaliser bits of the node's inputs, unless a loss has set its own.
   unsigned normalisers() const { return normalisers_ == 0 ? unsigned{kOwnRows} : normalisers_; }
   void set_normalisers(unsigned normalisers) { normalisers_ = normalisers; }
   /// Called once per backward run that will reach this node, before any node runs.
@@ -84,7 +84,7 @@ class Node {
   virtual class BackwardListener* listener() { return nullptr; }
 
  protected:
-  /// As soon as its gradients are complete, before operators that could run backward too.
+  /// Makes the node run as soon as its gradients are complete, before operators that could run backward too.
   void run_first() { sequence_ = ~std::uint64_t{0}; }
 
  private:
@@ -107,7 +107,7 @@ class Node {
 class Leaf : public Node {
  public:
   Leaf() { run_first(); }
-  /// Where the complete gradient may be written directly, or undefined if it must be given to backward().
+  /// The tensor that may receive the complete gradient directly; undefined if backward() must be given it.
   virtual Tensor place() const { return {}; }
   /// Its gradient is the sum of what several consumers gave in this backward run, or will be.
   virtual void adds_up() {}

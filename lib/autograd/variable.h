@@ -23,7 +23,7 @@ class Variable {
   const Shape& shape() const { return value().shape(); }
   Device device() const { return value().device(); }
   bool requires_grad() const { return state_ && state_->edge.node != nullptr; }
-  /// Where the gradient of this variable goes; its node is null for constants.
+  /// The edge along which backward sends the gradient of this variable; its node is null for constants.
   const Edge& edge() const { return state_->edge; }
   /// The gradient that backward left in a leaf; undefined before.
   Tensor grad() const;
@@ -32,11 +32,11 @@ class Variable {
   /// Computes the gradients of all leaves below this scalar, starting from 1, and frees the tape. Throws
   /// ShapeError when this is not one element, Error when it does not require a gradient.
   void backward() const;
-  /// As above for any shape, starting from `gradient`.
+  /// Runs backward from a variable of any shape, starting from `gradient`.
   void backward(const Tensor& gradient) const;
   /// The one element of a scalar. Waits for its device.
   float item() const;
-  /// The same value, off the tape.
+  /// A variable with the same value that is not on the tape.
   Variable detach() const { return Variable(value()); }
 
  private:

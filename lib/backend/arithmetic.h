@@ -47,7 +47,7 @@ DUET_HOST_DEVICE inline Index end_pixel(const Axis& axis, Index i) {
   return end < axis.size ? end : axis.size;
 }
 
-/// What the sum of output (p, q) is divided by.
+/// The divisor of the sum of output (p, q): how many pixels its window counts.
 template <class Pool, class Index>
 DUET_HOST_DEVICE inline float pixels_of(const Pool& pool, Index p, Index q) {
   const Index h = pool.h.counts_padding ? pool.h.kernel : end_pixel(pool.h, p) - first_pixel(pool.h, p);
@@ -71,7 +71,7 @@ DUET_HOST_DEVICE inline Index end_output(const Axis& axis, Index i) {
 
 // --- One decision of dropout, the same on every device: see DropoutKey in backend.h ---
 
-/// What all decisions of one dropout in one step share.
+/// The numbers that all decisions of one dropout in one step share.
 struct DropoutDraw {
   std::uint64_t seed = 0, step = 0;
   std::uint64_t first_row = 0;  // number that the tensor's row 0 has in the global batch
@@ -179,8 +179,8 @@ DUET_HOST_DEVICE inline void sgd_without_momentum(float& value, float gradient, 
 
 /// The numbers of a rule that are the same for all elements; computed in double, as PyTorch's Python code does.
 struct AdamFactors {
-  float keep = 1;   // of the value: 1 - lr * weight decay, of AdamW
-  float decay = 0;  // weight decay that is added to the gradient, of Adam
+  float keep = 1;   // factor of the value: 1 - lr * weight decay, in AdamW
+  float decay = 0;  // weight decay that is added to the gradient, in Adam
   float take1 = 0;  // 1 - beta1
   float beta2 = 0, take2 = 0;
   float step_size = 0;  // lr / (1 - beta1^step)

@@ -1,4 +1,4 @@
-// What average pooling averages. Without functions: the kernels of each instruction set include it.
+// The windows of average pooling. Without functions: the kernels of each instruction set include this header.
 #pragma once
 
 #include <cstdint>

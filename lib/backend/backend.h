@@ -48,7 +48,7 @@ struct Blocks {
     return {additions[at], additions[at + 1]};
   }
 
-  std::array<std::int64_t, 2 * kBlocks> ranges{};  // of each leaf
+  std::array<std::int64_t, 2 * kBlocks> ranges{};  // begin and end of each leaf's rows
   int leaf_count = 0;
   std::array<int, 2 * (kBlocks - 1)> additions{};  // in order; the sum ends up in leaf 0
   int addition_count = 0;
@@ -128,7 +128,7 @@ Precision parse_precision(std::string_view text);
 /// own, so that results equal those of other numbers of devices only to rounding.
 enum class DeviceSum { tree, nccl };
 
-/// What a fused convolution-bias-pool-relu-dropout needs besides its tensors.
+/// The settings that a fused convolution-bias-pool-relu-dropout takes besides its tensors.
 struct ConvPoolRelu {
   Window2d conv, pool;
   DropoutKey dropout;
@@ -136,7 +136,7 @@ struct ConvPoolRelu {
 
 /// Memory of one device, and what was copied to and from it, in bytes. All 0 on CPU, whose memory is the process's.
 struct DeviceUse {
-  std::size_t total = 0, free = 0;           // of the whole GPU, all processes together
+  std::size_t total = 0, free = 0;           // memory of the whole GPU, for all processes together
   std::size_t held = 0, used = 0, peak = 0;  // by this process for this device: from the driver, in use, most in use
   std::uint64_t moved = 0;                   // copied between it and the host or other devices so far
 };
@@ -167,7 +167,7 @@ struct BatchNorm2dOptions {
   /// Where set, the batch has rows on other devices, too, and the statistics are those of all rows; only devices that
   /// share_memory() have to do that. It must outlive the tape.
   BatchSums* others = nullptr;
-  bool relu = false;  // of the result, a residual included
+  bool relu = false;  // relu is applied to the result, a residual included
 };
 
 class Backend {
@@ -193,14 +193,14 @@ class Backend {
   virtual bool shares_memory() const = 0;
   /// The stream on which everything of `device` is ordered, as its vendor's type (cudaStream_t); null on CPU.
   virtual void* stream(Device device) = 0;
-  /// What is asked of `second` from now on runs after what was asked of `first` so far: both are streams of the
+  /// Makes work enqueued on `second` from now on run after the work enqueued on `first` so far: both are streams of the
   /// device's GPU, one of them stream(device), the other one foreign; null is CUDA's default stream. With memory of
-  /// other libraries, work is ordered so before and after a call here. The host does not wait. Nothing to do on CPU.
+  /// other libraries, work is ordered so before and after a call here. The host does not wait. No effect on CPU.
   /// Throws UsageError while a CUDA graph is recorded on either.
   virtual void order(Device device, void* first, void* second) = 0;
-  /// What records steps of `device` (lib/backend/step_graph.h); null on CPU, where none can be.
+  /// The recorder of steps on `device` (lib/backend/step_graph.h); null on CPU, where no step can be recorded.
   virtual StepRecorder* recorder(Device device) = 0;
-  /// Of all devices of this kind; fp32 at first. Throws UsageError for one that this kind does not have.
+  /// The precision of all devices of this kind, fp32 at first. Throws UsageError for one that this kind does not have.
   virtual void set_precision(Precision precision) = 0;
   virtual Precision precision() const = 0;
   /// Whether that precision has been of effect since it was set: on CPU false until a kernel computes in it, unless it
@@ -309,15 +309,15 @@ class Backend {
   /// of 1 and `gradient_factor`.
   virtual void log_softmax_nll_forward(const Tensor& y, const Tensor& labels, float factor, const Tensor& loss,
                                        float gradient_factor, const Tensor& dx) = 0;
-  /// Of nll_loss and the log_softmax before it, from the labels to the logits in one pass: y is log_softmax's output,
-  /// dx = (exp(y) - one_hot(labels)) * dloss * factor, with the bits of the two above one by one.
+  /// Backward of nll_loss and the log_softmax before it in one pass: y is log_softmax's output, dx the logits' gradient
+  /// (exp(y) - one_hot(labels)) * dloss * factor, with the bits of nll_loss_backward and then log_softmax_backward.
   virtual void log_softmax_nll_backward(const Tensor& dloss, const Tensor& y, const Tensor& labels, float factor,
                                         const Tensor& dx) = 0;
-  /// Of log_softmax's output y: loss = -sum t[i, c] * y[i, c] * factor, where t is `smoothing` / C, and at the labels
-  /// 1 - smoothing more. Labels as nll_loss_forward's.
+  /// The loss with label smoothing of log_softmax's output y: loss = -sum t[i, c] * y[i, c] * factor, where t is
+  /// `smoothing` / C, and at the labels 1 - smoothing more. Labels as nll_loss_forward's.
   virtual void smoothed_nll_forward(const Tensor& y, const Tensor& labels, float smoothing, float factor,
                                     const Tensor& loss) = 0;
-  /// From the labels to the logits: dx = (exp(y) - t) * dloss * factor.
+  /// The gradient of the logits before log_softmax: dx = (exp(y) - t) * dloss * factor.
   virtual void smoothed_nll_backward(const Tensor& dloss, const Tensor& y, const Tensor& labels, float smoothing,
                                      float factor, const Tensor& dx) = 0;
   /// loss = sum (x - target)^2 * factor.
@@ -378,8 +378,8 @@ Tensor in_layout(const Tensor& x, Layout layout);
 
 // The CUDA backend is a module: a program built with it starts on machines without a driver or CUDA's libraries.
 
-/// What the module exports, as kCudaBackendName: the one backend, which lives as long as the process. Throws
-/// DeviceError with the reason when no GPU can be used.
+/// The function that the module exports as kCudaBackendName. It returns the one backend, which lives as long as the
+/// process. Throws DeviceError with the reason when no GPU can be used.
 using CudaBackendEntry = Backend* (*)();
 inline constexpr const char* kCudaBackendName = "duet_cuda_backend";
 

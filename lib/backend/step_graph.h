@@ -65,15 +65,15 @@ int recording_of(Device device);
 
 /// The key of a recording: steps with equal keys are replays of one.
 struct StepKey {
-  std::int64_t rows = 0;   // of the batch on this device
-  Rows stamp = {};         // of the batch; its step may differ
+  std::int64_t rows = 0;   // rows of the batch on this device
+  Rows stamp = {};         // the batch's; its step may differ
   float lr = 0;            // or whatever number the host gives to kernels and changes on the way
   std::int64_t steps = 1;  // consecutive ones that are recorded together; the stamp is the first one's
 };
 
-/// What the host decides by while it records, the mode of a module for one, has changed: steps are replays of
-/// recordings only that were made with the same modes. Called with a number of its own by what changes, and with the
-/// same one when it changes back. For any thread.
+/// Reports a change of a mode by which the host decides while it records, such as that of a module: steps are replays
+/// only of recordings that were made with the same modes. Whatever has a mode passes a number of its own, and the same
+/// one when the mode changes back. For any thread.
 void switch_mode(std::uint64_t number);
 
 /// Runs the steps of a loop over one device, or over those of DataParallel. The first of each batch shape, and the
@@ -119,7 +119,7 @@ class StepGraph {
   /// `step` returns its loss, one f32 on the first device. What it throws is passed on; the devices are then as if a
   /// recorded step had not been asked for, and the key is tried again next time.
   void run(const StepKey& key, FunctionRef<Tensor()> step);
-  /// As run() for key.steps steps at once: `step(i)` is the i-th, and one launch replays all of them.
+  /// Runs key.steps steps as run() runs one: `step(i)` is the i-th, and one launch replays all of them.
   void run_several(const StepKey& key, FunctionRef<Tensor(std::int64_t i)> step);
   /// The sum of the losses of all steps since it was last taken, added up on the device in f32. Waits for the
   /// devices.
@@ -133,7 +133,7 @@ class StepGraph {
   struct Entry {
     StepKey key;
     Precision precision;
-    std::uint64_t modes;  // of the process, when it runs
+    std::uint64_t modes;  // the process's modes when the step runs
     int recording = 0;    // 0: none yet
     bool ran = false;
     std::uint64_t used = 0;  // when it last ran
@@ -146,7 +146,7 @@ class StepGraph {
   void run_all(std::int64_t steps, FunctionRef<Tensor(std::int64_t)> step);
 
   std::vector<Device> devices_;
-  StepRecorder& recorder_;  // of the first
+  StepRecorder& recorder_;  // the first device's
   Tensor loss_sum_;
   std::vector<Entry> entries_;
   std::uint64_t runs_ = 0;

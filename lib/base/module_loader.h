@@ -7,7 +7,7 @@
 
 namespace duet {
 
-/// Where a loadable module is looked for, and the function that it must export.
+/// The places where a loadable module is looked for, and the function that it must export.
 struct ModulePlace {
   const char* title;         // for messages: "the Gloo module"
   const char* file;          // "libduet_gloo.so"

@@ -1,4 +1,4 @@
-// What a training prints of its progress: averages, and lines of them in the format of PyTorch's ImageNet program.
+// The progress that a training prints: averages, and lines of them in the format of PyTorch's ImageNet program.
 #pragma once
 
 #include <cstdint>
@@ -8,7 +8,7 @@
 
 namespace duet {
 
-/// Of numbers: at least `width` characters with `precision` digits behind the point.
+/// The format of a number: at least `width` characters with `precision` digits behind the point.
 struct MeterFormat {
   int width = 0, precision = 6;
   bool scientific = false;  // "2.3026e+00"

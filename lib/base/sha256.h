@@ -36,7 +36,7 @@ std::string sha256_hex(std::span<const std::byte> bytes);
 Sha256::Digest hmac_sha256(std::span<const std::byte> key, std::span<const std::byte> bytes);
 
 /// The hash of a sequence of numbers, from that of all but the last and the last. The first is mixed with any start.
-/// The same on every machine; not for secrets.
+/// Gives equal hashes on every machine; not for secrets.
 inline std::uint64_t mixed(std::uint64_t hash, std::uint64_t number) {
   const std::uint64_t product = (hash ^ (number + 1)) * 0x9e3779b97f4a7c15u;  // Fibonacci hashing
   return product ^ product >> 32;

@@ -47,7 +47,7 @@ cpu_set_t part_of(const cpu_set_t& cores, int first, int count) {
   return part;
 }
 
-/// What take_cores() left of process_cores().
+/// The cores of process_cores() that take_cores() has left.
 struct TakenCores {
   std::mutex mutex;
   cpu_set_t cores = process_cores();

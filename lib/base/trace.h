@@ -1,4 +1,4 @@
-// Where time went: what ran when, on which device, in this process, for the picture of a step and for trace viewers;
+// Traces of time: what ran when, on which device, in this process, for the picture of a step and for trace viewers;
 // and sums over the steps of a wrapper.
 #pragma once
 
@@ -15,9 +15,9 @@ struct TraceEvent {
   enum class Kind : std::uint8_t { work, communication, step };
   const char* name = "";  // a literal: "forward", "all_reduce"
   Kind kind = Kind::work;
-  Device device{};                        // of a communication: the CPU device with the rank's number
+  Device device{};                        // for a communication the CPU device with the rank's number
   std::int64_t amount = 0;                // bytes of a communication, the number of a step
-  std::int64_t begin_ns = 0, end_ns = 0;  // of the monotonic clock
+  std::int64_t begin_ns = 0, end_ns = 0;  // by the monotonic clock
 };
 
 /// Keeps events of all threads until they are taken, the newest `capacity` of them. Off until started; adding an event
@@ -53,14 +53,14 @@ class TraceSpan {
   TraceEvent event_;
 };
 
-/// Where the time of training steps went, as DataParallel and DistributedDataParallel measure it: on the host, in
-/// microseconds, summed over steps; parts that a wrapper lacks are 0. Of ranks only the steps that synchronise them
+/// The times of the parts of training steps, as DataParallel and DistributedDataParallel measure them: on the host, in
+/// microseconds, summed over steps; parts that a wrapper lacks are 0. Among ranks only the steps that synchronise them
 /// count, and replays of a recorded step do not.
 struct WrapperTimes {
-  std::int64_t steps = 0;  // of ranks
+  std::int64_t steps = 0;  // counted by DistributedDataParallel only
   // DataParallel, inside forward.
   double scatter_us = 0, replicate_us = 0, gather_us = 0;
-  double forward_us = 0;  // of the module or its replicas
+  double forward_us = 0;  // forward of the module or its replicas
   // Ranks: from the end of forward to the last gradient, the loss included; replicas: their own.
   double backward_us = 0;
   double communication_us = 0;  // from the first bucket sent to the end of the last; replicas: the sum of gradients

@@ -15,7 +15,7 @@ namespace duet::data {
 struct PixelStatistics {
   float mean, deviation;
 };
-/// As the tutorials subtract and divide.
+/// The mean and deviation by which the tutorials normalise.
 inline constexpr PixelStatistics kMnistPixels = {0.1307f, 0.3081f}, kFashionMnistPixels = {0.2860f, 0.3530f};
 
 /// Turns bytes into (byte / 255 - mean) / deviation in float, rounded after every operation: the bits of torchvision's
@@ -29,7 +29,7 @@ class Normaliser {
 
   /// out[i] = row indices[i] of `rows` (row_bytes bytes each). The indices are not checked.
   void gather(const std::uint8_t* rows, std::size_t row_bytes, std::span<const std::int64_t> indices, float* out) const;
-  /// The same from the table of the 256 results: the version for processors without FMA, and the oracle of the other.
+  /// gather() by a table of the 256 results: the version for processors without FMA, and the oracle of the other one.
   void gather_by_table(const std::uint8_t* rows, std::size_t row_bytes, std::span<const std::int64_t> indices,
                        float* out) const;
 
@@ -51,13 +51,13 @@ class Dataset {
   /// A hash of the labels in their order, and of the samples' names or what they are drawn from, which are not read: so
   /// that another set of the same size is noticed where a run goes on, or between ranks. 0: unknown.
   virtual std::uint64_t data_hash() const { return 0; }
-  /// Where fetch writes.
+  /// The device to which fetch() writes.
   virtual Device device() const { return {}; }
   /// On device(), row i of `samples` (f32, (n, sample_shape...)) and entry i of `labels` (i64, (n)) become sample
   /// indices[i]; `labels` is not looked at without labels. Throws DataError for an index outside [0, size()).
   virtual void fetch(std::span<const std::int64_t> indices, const Tensor& samples, const Tensor& labels) const = 0;
-  /// The same in an epoch, counted from 0; loaders call this. Random changes of samples are keyed by it; sets without
-  /// any ignore it.
+  /// Fetches samples in an epoch, counted from 0; loaders call this. Random changes of samples are keyed by the epoch;
+  /// sets without any ignore it.
   virtual void fetch_in_epoch(std::int64_t epoch, std::span<const std::int64_t> indices, const Tensor& samples,
                               const Tensor& labels) const {
     static_cast<void>(epoch);
@@ -81,7 +81,7 @@ class ImageDataset : public Dataset {
 
   const Tensor& images() const { return images_; }
   const Tensor& labels() const { return labels_; }
-  /// What fetch subtracts and divides by.
+  /// The mean that fetch() subtracts, and the deviation by which it divides.
   const PixelStatistics& pixels() const { return normaliser_.pixels(); }
 
  private:

@@ -37,7 +37,7 @@ class Sampler {
   virtual OrderPart part() const { return {}; }
 };
 
-/// What one process reads in one step: a part of the global batch, perhaps none of it.
+/// The samples that one process reads in one step: a part of the global batch, perhaps none of it.
 struct StepIndices {
   std::span<const std::int64_t> indices;
   std::int64_t first = 0;   // place of the first of them in the global batch
@@ -66,7 +66,7 @@ struct Batch {
 struct LoaderOptions {
   int workers = 0;               // threads that build batches; 0: the calling thread builds each when it is asked for
   int prefetch = 2;              // batches ready or in work ahead of the caller, for each worker
-  bool deferred = false;         // of ResidentImages: batch() makes the batch, within a step that may be recorded
+  bool deferred = false;         // for ResidentImages: batch() makes the batch, within a step that may be recorded
   Mt19937* generator = nullptr;  // PyTorch's draw order: each epoch starts with an int64 from it, the "base seed"
 };
 
@@ -157,7 +157,7 @@ class Loader {
   LoaderOptions options_;
   Shape batch_shape_;  // with 0 rows
   std::int64_t steps_;
-  std::uint64_t data_hash_;  // of the data set
+  std::uint64_t data_hash_;  // the data set's data_hash()
   std::int64_t epoch_ = -1, next_epoch_ = 0;
   std::int64_t step_ = 0, next_step_ = 0;
   Batch batch_;
@@ -168,7 +168,7 @@ class Loader {
   std::int64_t staged_ = 1;
   std::weak_ptr<const void> pass_;          // held by the iterators of the running pass
   std::vector<std::int64_t> indices_;       // on their way
-  std::unique_ptr<Prefetcher> prefetcher_;  // of the running epoch; stopped before anything above changes
+  std::unique_ptr<Prefetcher> prefetcher_;  // serves the running epoch; stopped before anything above changes
 };
 
 }  // namespace duet::data

@@ -10,7 +10,7 @@
 
 namespace duet {
 
-/// What a run needs to go on to the same bits. Only rank 0 writes it; alone, under DataParallel and under
+/// The state with which a run goes on to the same bits. Only rank 0 writes it; alone, under DataParallel and under
 /// DistributedDataParallel the file is the same.
 struct Checkpoint {
   std::int64_t epoch = 0;       // epochs finished
@@ -46,8 +46,8 @@ struct LoadedCheckpoint {
 /// Reads a file, or the newest valid checkpoint of a folder, in which damaged ones are passed over. Throws DataError
 /// with every reason when there is none, and UnreadableFile for a newer one that the system does not open or read.
 LoadedCheckpoint load_checkpoint(const std::string& file_or_folder);
-/// The same for the model `arch` with this state dictionary: a file whose header names another model, or tensors that
-/// neither the model nor its optimizer has, is refused before they are read, and passed over in a folder.
+/// Loads a checkpoint of the model `arch` with this state dictionary: a file whose header names another model, or
+/// tensors that neither the model nor its optimizer has, is refused before they are read, and passed over in a folder.
 LoadedCheckpoint load_checkpoint(const std::string& file_or_folder, const std::string& arch, const NamedTensors& model);
 /// Whether a folder holds any, by their names; false if there is no such folder. Throws DataError where it cannot be
 /// listed.

@@ -71,7 +71,7 @@ std::string own_name(const std::string& run) {
                 since.data());
 }
 
-/// What the holder has written; it may be about to.
+/// The name that the lock's holder has written; it may not have done so yet.
 std::string holder_of(const Descriptor& file) {
   std::array<char, 512> text{};
   const ssize_t got = ::pread(file.get(), text.data(), text.size(), 0);

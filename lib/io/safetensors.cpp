@@ -48,7 +48,7 @@ struct Entry : TensorInfo {
   std::uint64_t end;
 };
 
-/// What a header says, checked. `file` only words the messages.
+/// A header's content, checked. `file` only words the messages.
 class Header {
  public:
   Header(const std::string& file, std::string_view text, std::uint64_t buffer_bytes) : file_(file), text_(text) {

@@ -26,7 +26,7 @@ enum class Checksum { required, if_present };
 /// under kChecksumKey. Throws DataError for double or reserved names and when the file cannot be written.
 void save_tensors(const std::string& path, const NamedTensors& tensors, const Metadata& metadata = {});
 
-/// What a file's header says of a tensor.
+/// A tensor as a file's header describes it.
 struct TensorInfo {
   std::string name;
   DType dtype = DType::f32;

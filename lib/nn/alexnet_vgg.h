@@ -33,7 +33,7 @@ class FeatureNetwork : public Module {
 
  private:
   Flatten flatten_;
-  std::unique_ptr<Module> wrapper_;  // of features_
+  std::unique_ptr<Module> wrapper_;  // wraps features_, unless null
 };
 
 /// torchvision's AlexNet (Krizhevsky, "One weird trick for parallelizing convolutional neural networks", 2014), for

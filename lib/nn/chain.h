@@ -43,7 +43,7 @@ class Sequential : public Module {
     append(std::move(child));
     return reference;
   }
-  /// The same with a child that exists.
+  /// Appends a child that exists.
   void append(std::unique_ptr<Module> child);
   std::size_t size() const { return children_.size(); }
   const Module& operator[](std::size_t i) const { return *children_.at(i); }
@@ -52,7 +52,7 @@ class Sequential : public Module {
 
  private:
   std::vector<std::unique_ptr<Module>> children_;
-  std::vector<LayerRef> layers_;  // the same
+  std::vector<LayerRef> layers_;  // references to children_
 };
 
 /// torch.nn.ModuleList: holds children, has no forward of its own.

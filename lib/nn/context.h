@@ -1,4 +1,4 @@
-// What a module runs with: its values, the key of its random numbers, and how often they were drawn.
+// The context in which a module runs: its values, the key of its random numbers, and how often they were drawn.
 #pragma once
 
 #include <algorithm>
@@ -85,9 +85,9 @@ class DrawCounts {
   }
 
   std::uint64_t seed_ = 0;
-  Rows stamp_;              // of the last batch that had one
-  std::int64_t step_ = -1;  // of the last batch without
-  Range whole_;             // of the batch that replicas have pieces of; empty: this is not a replica's
+  Rows stamp_;              // stamp of the last batch that had one
+  std::int64_t step_ = -1;  // step of the last batch without a stamp
+  Range whole_;             // rows of the batch that replicas have pieces of; empty: this is not a replica's
   std::vector<Run> runs_;
 };
 

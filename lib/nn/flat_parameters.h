@@ -55,7 +55,7 @@ class FlatBuffers {
   void lay_out(const NamedTensors& like, Device device);
 
   Tensor memory_;                        // u8
-  std::vector<std::int64_t> begins_{0};  // of each buffer in it, and the end of the last
+  std::vector<std::int64_t> begins_{0};  // where each buffer begins in it, and where the last ends
   NamedTensors all_;
 };
 
@@ -82,7 +82,7 @@ class FlatParameters final {
   Residence& residence() { return residence_; }
   const Residence& residence() const { return residence_; }
   GradientHooks& hooks() { return *hooks_; }
-  /// What holds the values, hooks on gradients included: "SGD, replicas (DataParallel)"; empty: nothing.
+  /// The names of what holds the values, hooks on gradients included: "SGD, replicas (DataParallel)"; empty: nothing.
   std::string holders() const;
   /// Moves values and buffers, and drops the gradients. A backward of an earlier forward throws UsageError. Only where
   /// nothing holds the values.
@@ -159,7 +159,7 @@ class FlatParameters final {
   Residence residence_;
   std::shared_ptr<GradientHooks> hooks_;
   std::uint64_t model_id_ = 0;
-  std::uint64_t generation_ = 0;  // of variables_
+  std::uint64_t generation_ = 0;  // how often variables_ were made
   bool added_uses_ = false;
 };
 

@@ -31,7 +31,7 @@ class GradientHooks final : public BackwardListener {
   /// Whether one of them needs the gradients where they are.
   bool hold_gradients() const { return !ready_.empty() || !end_.empty(); }
 
-  /// What the losses of all backward runs since zero_grad() were divided by, as bits of Normaliser; 0: there was none.
+  /// The divisors of the losses of all backward runs since zero_grad(), as bits of Normaliser; 0: there was none.
   unsigned normalisers() const { return normalisers_; }
   /// Says that the gradients are sums over all ranks, which later backward runs may divide by something else.
   void forget_normalisers() { normalisers_ = 0; }

@@ -38,7 +38,7 @@ std::string python_text(T value) {
   return shown.find_first_of(".e") == std::string::npos ? shown + ".0" : shown;
 }
 
-/// Of a pooling layer: a stride of 0 is the kernel's size.
+/// The window of a pooling layer: a stride of 0 is the kernel's size.
 Window2d square_window(std::int64_t kernel, std::int64_t stride, std::int64_t padding) {
   const std::int64_t step = stride != 0 ? stride : kernel;
   return {kernel, kernel, step, step, padding, padding};

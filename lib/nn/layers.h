@@ -187,7 +187,7 @@ class BatchNorm2d : public Module {
 
  protected:
   std::string details() const override;
-  /// What makes the statistics those of all devices; null: of one.
+  /// Adds up the statistics of all devices; null: each device has its own.
   virtual BatchSums* sums(const Context&) const { return nullptr; }
 
  private:

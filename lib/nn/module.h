@@ -74,7 +74,7 @@ class Module {
   std::vector<NamedTensor> state_dict();
   /// Copies values in, as copy_by_name() does.
   void load_state_dict(const std::vector<NamedTensor>& state);
-  /// The same but for what does not fit, which is left out: see copy_what_fits().
+  /// Copies values in as load_state_dict() does, but leaves out what does not fit: see copy_what_fits().
   [[nodiscard]] LeftOut load_what_fits(const std::vector<NamedTensor>& state) {
     return copy_what_fits(state, state_dict());
   }
@@ -200,7 +200,7 @@ class Module {
   std::uint64_t model_id_ = 0;  // that of the model's values; 0: not numbered
   Range range_;
   std::uint32_t layer_ = 0;
-  std::unique_ptr<FlatParameters> store_;  // of a root; of a part only until the model's values are made
+  std::unique_ptr<FlatParameters> store_;  // for a root; for a part only until the model's values are made
   bool adopted_ = false;                   // the model has taken this part's values
   Context context_;
 };

@@ -14,8 +14,8 @@ namespace duet::nn {
 /// The version of these headers.
 inline constexpr char kVersion[] = "0.1.0";
 
-/// What a shared object says of its network. Such an object exports one function, of C linkage, which gives the address
-/// of one that is never destroyed:
+/// A shared object's description of its network. Such an object exports one function, of C linkage, which gives the
+/// address of a NetworkModule that is never destroyed:
 ///
 ///     extern "C" const duet::nn::NetworkModule* duet_network();
 ///

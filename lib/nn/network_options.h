@@ -1,4 +1,4 @@
-// What the networks of resnet.h and alexnet_vgg.h have in common.
+// The options that the networks of resnet.h and alexnet_vgg.h have in common.
 #pragma once
 
 #include <cstdint>
@@ -23,7 +23,7 @@ struct NetworkOptions {
   bool sync_batch_norm = false;
   /// Weights of the last batch norm of every residual block begin as 0, so that it begins as the identity.
   bool zero_init_residual = false;
-  double dropout = 0.5;  // of the classifier
+  double dropout = 0.5;  // probability in the classifier
 };
 
 }  // namespace duet::nn

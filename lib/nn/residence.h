@@ -27,7 +27,7 @@ struct UpdateRun {
 
 /// The buffers that an optimizer keeps from step to step, each laid out as the values of the slots that it updates.
 struct OptimizerState {
-  int first_slot = 0, slots = 0;    // of the model; all of them, or those of a part of it
+  int first_slot = 0, slots = 0;    // the model's slots: all of them, or those of a part of it
   std::vector<Tensor> buffers{};    // on the model's device
   std::shared_ptr<void> at_site{};  // what the site of the last update keeps of them; null: nothing
 };
@@ -61,7 +61,7 @@ class Residence {
   /// While one lives, the values stay on their device and the model stays a model of its own. `by` says what needs
   /// that.
   [[nodiscard]] Hold hold(const std::string& by) const { return holds_[by].hold(); }
-  /// What holds the values: "SGD, replicas (DataParallel)"; empty: nothing.
+  /// The names of what holds the values: "SGD, replicas (DataParallel)"; empty: nothing.
   std::string holders() const {
     std::string text;
     for (const auto& [by, held] : holds_)
@@ -79,7 +79,7 @@ class Residence {
     threads->run(threads->workers(), [&](int share, int) { task(share, threads->workers()); });
   }
 
-  /// Where optimizers update the values while the site lives; null: here. See Note [Update sites].
+  /// Sets the site where optimizers update the values while it lives; null: here. See Note [Update sites].
   void set_update_site(const std::shared_ptr<UpdateSite>& site) { update_site_ = site; }
   std::shared_ptr<UpdateSite> update_site() const { return update_site_.lock(); }
   /// See UpdateSite.

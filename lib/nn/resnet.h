@@ -78,7 +78,7 @@ class ResNet : public Module {
   AdaptiveAvgPool2d avgpool_{1, 1};
   Flatten flatten_;
   std::optional<Linear> fc_;
-  std::vector<const Module*> last_norms_;  // of the blocks
+  std::vector<const Module*> last_norms_;  // the last batch norm of each block
   std::vector<LayerRef> all_layers_;       // what forward runs
 };
 

@@ -23,7 +23,7 @@ class SimpleCNN : public Module {
   explicit SimpleCNN(SimpleCnnWidths widths);
   /// Initial weights as torch.manual_seed(seed); SimpleCNN() draws them.
   explicit SimpleCNN(std::uint64_t seed, SimpleCnnWidths widths = {});
-  /// The same from a generator, which is left where PyTorch's would be.
+  /// Draws the initial weights from a generator, which is left where PyTorch's would be.
   explicit SimpleCNN(Mt19937& generator, SimpleCnnWidths widths = {});
   Variable forward(Context& context, const Variable& x) const override;
   using Module::forward;

@@ -1,4 +1,4 @@
-// What a model takes and gives: a variable, or lists and dictionaries of them, or anything that is passed on untouched.
+// The input or output of a model: a variable, lists and dictionaries of them, or anything that is passed on untouched.
 #pragma once
 
 #include <any>

@@ -7,12 +7,12 @@
 namespace duet::ops {
 namespace {
 
-/// Of the input, the weights and the bias.
+/// The gradients of the input, the weights and the bias.
 struct Places {
   Tensor dx, dw, db;
 };
 
-/// Where the wanted gradients of a linear layer go; the others are undefined.
+/// The tensors that receive the wanted gradients of a linear layer; the others are undefined.
 Places places_of(const Gradients& g, const Tensor& x, const Tensor& w) {
   const bool weights = g.wanted(1) || g.wanted(2);
   return {.dx = g.wanted(0) ? g.place(0, x.shape(), x.device()) : Tensor(),

@@ -87,7 +87,7 @@ struct MeanOfShardsNode final : Node {
     }
   }
   PooledVector<Device> devices;
-  PooledVector<float> weights;  // of the gradient
+  PooledVector<float> weights;  // factors of the gradient, by device
 };
 
 /// Whether all losses divide by the rows of their stamped batch.

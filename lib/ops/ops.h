@@ -47,8 +47,8 @@ void require_probability(const char* op, double p);
 /// The decision for an element depends on the key, the row's number in the global batch and its place in the row only.
 Variable dropout(const Variable& x, const DropoutKey& key);
 
-/// The same with PyTorch's stream of random numbers: two words per element in memory order (semantics of
-/// aten bernoulli_ without MKL). The result depends on how the batch is split.
+/// Dropout by PyTorch's stream of random numbers: two words per element in memory order (semantics of aten bernoulli_
+/// without MKL). The result depends on how the batch is split.
 Variable dropout(const Variable& x, float p, Mt19937& generator);
 
 /// x w^T + b: x (N, I), w (O, I), b (O) or undefined -> (N, O).
@@ -84,9 +84,8 @@ Variable adaptive_avg_pool2d(const Variable& x, std::int64_t height, std::int64_
 /// (x - mean) / sqrt(variance + eps) * weight + bias for each channel: x (N, C, H, W); weight, bias, running_mean,
 /// running_var (C). In training the statistics are the batch's (its rows on this device alone, unless options.others is
 /// set), and the running ones are updated in place, the variance by its unbiased estimate, as in torch.nn.BatchNorm2d.
-/// With `residual`, of x's shape, this plus residual, and with options.relu relu() of the result, residual or not, in
-/// one operator: the same values and gradients as by add() and relu(), on CPU to the last bit, with less memory
-/// traffic.
+/// Adds `residual`, of x's shape, if it is given, and then applies relu() if options.relu is set, in one operator: the
+/// same values and gradients as by add() and relu(), on CPU to the last bit, with less memory traffic.
 Variable batch_norm2d(const Variable& x, const Variable& weight, const Variable& bias, const Tensor& running_mean,
                       const Tensor& running_var, const BatchNorm2dOptions& options, const Variable& residual = {});
 
@@ -112,9 +111,9 @@ bool pool_tiles(const Window2d& pool);
 /// the last bit, without passes of their own over the activations. x (N, I), w (O, I), b (O) or undefined -> (N, O).
 /// With key.p = 0 nothing is dropped.
 ///
-/// Of what is not finite, two gradients differ from those of the three operators where dropout drops: an output that is
-/// NaN (of a sum that is NaN or infinite) passes its gradient times the scale, not times 0; and a gradient that is not
-/// finite becomes 0, not NaN. While a CheckFinite lives the three run one by one: relu would hide a sum that is
+/// Two gradients differ from those of the three operators where dropout drops and numbers are not finite: an output
+/// that is NaN (of a sum that is NaN or infinite) passes its gradient times the scale, not times 0; and a gradient that
+/// is not finite becomes 0, not NaN. While a CheckFinite lives the three run one by one: relu would hide a sum that is
 /// -infinity.
 Variable linear_relu_dropout(const Variable& x, const Variable& w, const Variable& b, const DropoutKey& key);
 

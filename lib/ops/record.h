@@ -118,7 +118,7 @@ inline void require_rank(const char* op, const Variable& x, int rank, const char
   require_floats(op, x);
 }
 
-/// Where the gradient of log_softmax's argument goes, if y is its result and on the tape; else null. A loss whose
+/// The edge of the gradient of log_softmax's argument, if y is its result and on the tape; else null. A loss whose
 /// gradient is known at the argument sends it there: gradients add up, so y may have other consumers.
 const Edge* log_softmax_argument(const Variable& y);
 

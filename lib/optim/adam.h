@@ -31,7 +31,7 @@ class Adam : public Optimizer {
   /// Throws UsageError for values that make no sense.
   explicit Adam(nn::Module& model, const AdamOptions& options = {}) : Adam(model, options, "Adam", false) {}
 
-  /// As given; lr() is the rate of now.
+  /// The options given to the constructor; lr() is the current rate.
   const AdamOptions& options() const { return options_; }
 
  protected:

@@ -113,7 +113,7 @@ Tensor Optimizer::part(const Tensor& buffer, const nn::Slot& slot) const {
   return buffer.slice(slot.offset - this->slot(steps_.size() - 1).offset, slot.shape);
 }
 
-/// Those of the buffers, then "step" where steps are counted.
+/// The names of a parameter's state: one for each buffer, then "step" where steps are counted.
 std::vector<std::string> Optimizer::state_names(const nn::Slot& slot) const {
   std::vector<std::string> names;
   for (const std::string& buffer : buffer_names_) names.push_back(concat(slot.name, ".", buffer));
@@ -136,7 +136,7 @@ std::vector<nn::NamedTensor> Optimizer::state() const {
 void Optimizer::load_state(const std::vector<nn::NamedTensor>& state) {
   std::set<std::string> inner;
   for (const nn::NamedTensor& one : state) inner.insert(without_wrappers(one.name));
-  // As copy_by_name(): names that differ by wrappers only must be equal.
+  // Where two names differ by wrappers only, names must be equal: copy_by_name() has the same rule.
   const auto key = [&](const std::string& name) {
     return inner.size() == state.size() ? without_wrappers(name) : name;
   };

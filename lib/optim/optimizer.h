@@ -71,7 +71,7 @@ class Optimizer {
   std::vector<std::string> buffer_names_;
   bool counts_steps_;
   nn::OptimizerState state_;
-  std::weak_ptr<nn::UpdateSite> site_;  // of the last update
+  std::weak_ptr<nn::UpdateSite> site_;  // where the last update ran
   std::vector<std::int64_t> steps_;     // by slot of its own
 };
 

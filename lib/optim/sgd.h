@@ -23,7 +23,7 @@ class SGD final : public Optimizer {
   /// Throws UsageError for values that make no sense.
   SGD(nn::Module& model, const SGDOptions& options);
 
-  /// As given; lr() is the rate of now.
+  /// The options given to the constructor; lr() is the current rate.
   const SGDOptions& options() const { return options_; }
 
  private:

@@ -89,7 +89,7 @@ void CpuBackend::batch_norm2d_forward(const Tensor& x, const Tensor& residual, c
                                       const Tensor& inverse_std, const Tensor& y, const BatchNorm2dOptions& options) {
   const NormBatch batch(x, device(x));
   const std::size_t channels = batch.channels();
-  PooledVector<double> totals(2 * channels + 1);  // of x, of its squares, samples
+  PooledVector<double> totals(2 * channels + 1);  // sums of x, sums of its squares, number of samples
   if (options.training) {
     PooledVector<double> sums = batch.room();
     batch.for_each_block([&](const NormRows& rows, std::int64_t begin, std::size_t leaf) {
@@ -134,7 +134,7 @@ void CpuBackend::batch_norm2d_backward(const Tensor& x, const Tensor& y, const T
   const NormBatch batch(x, device(x));
   const std::size_t channels = batch.channels();
   const float* const inverse = inverse_std.data<float>();
-  PooledVector<double> totals(2 * channels + 1);  // of dy, of dy times the normalised x, samples; then the constants
+  PooledVector<double> totals(2 * channels + 1);  // sums of dy and of dy * normalised x, samples; then the constants
   const auto constants = [&] {
     return batch.lanes([&](NormLanes& to, std::size_t lane, std::size_t c) {
       set_factors(to, lane, mean.data<float>()[c], inverse[c], weight.data<float>()[c], bias.data<float>()[c]);
@@ -157,7 +157,7 @@ void CpuBackend::batch_norm2d_backward(const Tensor& x, const Tensor& y, const T
     totals[channels + c] = batch.total<double>(sums, channels + c, double{inverse[c]});
   }
   totals.back() = batch.samples();
-  // Of a mean over own rows the gradient is larger by all samples / own samples, and so must be what is taken from it.
+  // The gradient of a mean over own rows is larger by all samples / own samples; so must be what is subtracted from it.
   double samples = batch.samples();
   if (options.others != nullptr && options.training) samples = options.others->sum_gradients(totals);
   if (!dx.defined()) return;

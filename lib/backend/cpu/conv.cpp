@@ -14,7 +14,7 @@ namespace {
 /// Whether own loops compute the weight gradient: oneDNN's read and write all of it for every few pixels. The answer is
 /// the same on all devices of a batch, whatever rows they hold.
 bool has_small_images(const Tensor& x, const Tensor& dy, const Tensor& dw, const Kernels& kernels, bool bf16) {
-  const std::int64_t most_pixels = bf16 ? 128 : 512;  // of a block of the batch
+  const std::int64_t most_pixels = bf16 ? 128 : 512;  // in one block of the batch
   const std::int64_t rows = (x.stamp_or_self().global + kBlocks - 1) / kBlocks;
   return block_of(x.layout()) == kernels.channel_block && dy.layout() == x.layout() && dw.size(1) == x.size(1) &&
          rows * dy.size(2) * dy.size(3) <= most_pixels;
@@ -40,7 +40,7 @@ bool takes_tiles(const Tensor& x, const Tensor& y, const Kernels& kernels) {
   constexpr std::int64_t kTwo = 32;  // channels
   return kernels.tiled_conv != nullptr && x.layout() == y.layout() && x.size(1) % kTwo == 0 && y.size(1) % kTwo == 0;
 }
-/// Where they are faster than oneDNN's. Rows do not count: devices that hold parts of a batch must choose alike.
+/// Whether tiles are faster than oneDNN. Rows do not count: devices that hold parts of a batch must choose alike.
 bool tiles_are_faster(ConvPass pass, const Tensor& y, const Window2d& window) {
   const std::int64_t pixels = y.size(2) * y.size(3);
   const bool one_tap = window.kernel_h * window.kernel_w == 1;
@@ -103,12 +103,12 @@ struct Fused {
         pixels(pool.out_height * pool.out_width),
         row_count(channels * pixels) {}
 
-  Layout layout;  // of the convolution's output
+  Layout layout;  // layout of the convolution's output
   int block;
   bool transpose;  // y has another layout than the convolution's output
   std::int64_t channels, height, width;
   PoolGeometry pool;
-  std::int64_t pixels;     // of a pooled image
+  std::int64_t pixels;     // in one pooled image
   std::int64_t row_count;  // elements of a row of y
 };
 
@@ -190,7 +190,7 @@ void CpuBackend::conv2d_backward_weights(const Tensor& x, const Tensor& dy, cons
                                          const Window2d& window) {
   CpuDevice& device = this->device(x);
   const Blocks blocks = blocks_of(x);
-  // Of plain images oneDNN sums products of floats faster than those of bf16 numbers.
+  // On images in the plain layout oneDNN sums products of floats faster than products of bf16 numbers.
   const bool bf16 = rounds(x, dw, dy) && x.layout() == dy.layout();
   if (bf16 && !db.defined() && takes_tiles(x, dy, kernels_) && tiles_are_faster(ConvPass::backward_weights, dy, window))
     return tiled_weights(x, dy, dw, window);

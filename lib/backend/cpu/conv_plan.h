@@ -18,7 +18,7 @@ bool onednn_multiplies_bf16();
 
 enum class ConvPass { forward, backward_data, backward_weights };
 
-/// What a prepared convolution depends on. `batch` is the number of rows of one block.
+/// The key of a prepared convolution: all that it depends on. `batch` is the number of rows of one block.
 struct ConvKey {
   ConvPass pass;
   std::int64_t batch, in_channels, height, width, out_channels;

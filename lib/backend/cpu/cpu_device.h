@@ -1,4 +1,4 @@
-// What a thread needs to compute on a CPU device: helper threads, prepared convolutions, and scratch memory.
+// The resources with which a thread computes on a CPU device: helper threads, prepared convolutions, scratch memory.
 #pragma once
 
 #include <cstddef>

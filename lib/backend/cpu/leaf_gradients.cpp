@@ -25,8 +25,8 @@ LeafGradients::LeafGradients(CpuDevice& device, const Kernels& kernels, const Bl
 }
 
 int LeafGradients::plan() {
-  std::array<int, kBlocks> last{};             // of the leaves whose sum this one holds
-  std::array<int, kBlocks - 1> last_source{};  // the same of an addition's source
+  std::array<int, kBlocks> last{};             // by leaf: the last of the leaves whose sum it holds
+  std::array<int, kBlocks - 1> last_source{};  // by addition: the last of the leaves in its source
   for (int leaf = 0; leaf < blocks_.leaf_count; ++leaf) last[static_cast<std::size_t>(leaf)] = leaf;
   for (int i = 0; i < blocks_.addition_count; ++i) {
     const auto [to, from] = blocks_.addition(i);
@@ -37,7 +37,7 @@ int LeafGradients::plan() {
   int places = 0;
   for (int part = 0; part < parts_; ++part) {
     const auto [begin, end] = leaves_of(part);
-    int top = places;  // of a stack: an addition takes the sum on top to the one below
+    int top = places;  // top of a stack: an addition adds the sum on top to the one below
     for (int leaf = static_cast<int>(begin); leaf < end; ++leaf) {
       slots_[static_cast<std::size_t>(leaf)] = top++;
       places = std::max(places, top);

@@ -35,7 +35,7 @@ struct PlanImages {
       kernels.to_bf16_pixels(images + i, rounded + i, channels, pixels, block_of(layout));
     return rounded;
   }
-  /// Where the plan writes; store() brings it to the images.
+  /// The memory into which the plan writes; store() copies it to the images.
   float* place(float* images) const { return plan.bf16 ? scratch.floats(rows * channels * pixels) : images; }
   void store(const float* written, float* images) const {
     for (std::int64_t i = 0; plan.bf16 && i < rows * channels * pixels; i += channels * pixels)

@@ -46,7 +46,7 @@ struct TimedEvent {
   cudaEvent_t event = nullptr;
 };
 
-/// Of a range of codes.
+/// Whether a status lies in the range of cuDNN's codes for what it does not support.
 bool is_unsupported(cudnnStatus_t status) { return status / 1000 * 1000 == CUDNN_STATUS_NOT_SUPPORTED; }
 
 }  // namespace
@@ -195,7 +195,7 @@ bool ConvPlan::runs(CudaDevice& device, const Choice& choice, const float* a, co
 
 void ConvPlan::put_fastest_first(CudaDevice& device, const float* a, const float* b, float* result) {
   static std::mutex mutex;
-  static auto& fastest = *new std::unordered_map<ConvKey, Choice, ConvKeyHash>;  // of any device
+  static auto& fastest = *new std::unordered_map<ConvKey, Choice, ConvKeyHash>;  // shared by all devices
   // Before the lock: what the stream waits for may be enqueued by a thread that waits for the lock.
   check(cudaStreamSynchronize(device.stream()), current_operator());
   const std::lock_guard lock(mutex);

@@ -150,7 +150,7 @@ class CudaBackend final : public Backend {
   CudaDevice& on(Device device, const char* op = __builtin_FUNCTION());
   CudaDevice& on(const Tensor& tensor, const char* op = __builtin_FUNCTION()) { return on(tensor.device(), op); }
 
-  /// The same, but not current and not for messages.
+  /// Finds the device as on() does, but neither makes it current nor sets the operator for messages.
   CudaDevice& find(Device device);
   /// A copy between two devices, in the order of Note [Order] in backend.h.
   void copy_between(CudaDevice& to, void* destination, CudaDevice& from, const void* source, std::size_t bytes);
@@ -160,7 +160,7 @@ class CudaBackend final : public Backend {
   bool can_access_all(std::span<CudaDevice* const> devices);
   /// Gives the cached memory of the other devices on the same GPU back to the driver.
   void trim_others(const CudaDevice& device);
-  /// What this process holds on a GPU.
+  /// The bytes of memory that this process holds on a GPU.
   std::size_t held_bytes(int physical) const;
 
  private:

@@ -13,7 +13,7 @@
 namespace duet::cuda {
 namespace {
 
-// What NVIDIA recommends for Hopper; fixed, because cuBLAS must not allocate while a graph is recorded.
+// The size that NVIDIA recommends for Hopper; fixed, because cuBLAS must not allocate while a graph is recorded.
 constexpr std::size_t kCublasWorkspaceBytes = std::size_t{32} << 20;
 
 /// A library's handle until it is set up.

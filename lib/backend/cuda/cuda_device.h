@@ -1,4 +1,4 @@
-// What one duet device on a GPU owns: its stream, its memory and its libraries' handles.
+// The resources of one duet device on a GPU: its stream, its memory and its libraries' handles.
 #pragma once
 
 #include <atomic>

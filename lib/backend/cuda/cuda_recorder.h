@@ -53,16 +53,16 @@ class CudaRecorder final : public StepRecorder {
 
   CudaBackend& backend_;
   CudaDevice& device_;
-  // Of the recording that runs on this device, with the step in which it was begun:
+  // The recording that runs on this device, with the step in which it was begun:
   std::atomic<int> number_ = 0;  // 0: none runs
   CudaRecorder* leader_ = nullptr;
   std::uint64_t step_ = 0;
-  std::uint64_t moved_before_ = 0;  // by the device
-  // Of the recording that this one leads:
+  std::uint64_t moved_before_ = 0;  // bytes that the device had copied when it entered the recording
+  // The recording that this recorder leads:
   std::uint64_t steps_ = 1;
   std::vector<CudaDevice*> devices_;
   Works works_;
-  std::mutex turn_;                        // of the threads that take part
+  std::mutex turn_;                        // held by one at a time of the threads that take part
   std::unordered_map<int, Graph> graphs_;  // by recording
   std::uint64_t* counter_ = nullptr;       // on the device: the step that the next replay is
   std::optional<std::uint64_t> counted_;   // the counter's value after all work enqueued so far

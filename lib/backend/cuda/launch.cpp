@@ -29,7 +29,7 @@ bool is_sticky(cudaError_t status) {
   }
 }
 
-/// What to do about errors whose text does not say it.
+/// Advice on errors whose text does not say what to do.
 const char* advice(cudaError_t status) {
   switch (status) {
     case cudaErrorDevicesUnavailable: return "; another program may hold the GPU exclusively: see nvidia-smi";

@@ -75,7 +75,7 @@ class DeviceMemory final : public Allocator {
   CudaDevice& device_;
   mutable std::mutex mutex_;
   std::unordered_map<int, FreeLists> free_;  // by recording, of its branches by minus its number; 0: shared
-  std::unordered_map<void*, int> owner_;     // of blocks that belong to a recording
+  std::unordered_map<void*, int> owner_;     // by block: the recording to which it belongs, if any
   int recording_ = 0;                        // the one that runs
   int live_recordings_ = 0;
   std::atomic<std::size_t> held_{0};

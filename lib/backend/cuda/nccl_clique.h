@@ -11,7 +11,7 @@
 
 namespace duet::cuda {
 
-/// What duet calls of NCCL, which is loaded on first use: hundreds of megabytes that few programs need.
+/// The functions of NCCL that duet calls. It is loaded on first use: hundreds of megabytes that few programs need.
 struct NcclCalls {
   decltype(&ncclGetVersion) get_version = nullptr;
   decltype(&ncclCommInitAll) comm_init_all = nullptr;

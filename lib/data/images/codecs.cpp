@@ -31,7 +31,7 @@ using Bytes = std::span<const std::uint8_t>;
 // Pillow has no such limit; without one a small progressive file can take minutes.
 constexpr int kMostScans = 500;
 
-/// Where libjpeg jumps to when it gives up: its functions must not return then.
+/// The error state of libjpeg, which jumps to `jump` when it gives up: its functions must not return then.
 struct Failure {
   jpeg_error_mgr manager;  // first: libjpeg hands out its address
   std::jmp_buf jump;
@@ -159,7 +159,7 @@ class JpegFile : public ImageFile {
   Failure failure_;
   jpeg_progress_mgr progress_{};
   jpeg_decompress_struct info_{};
-  std::vector<std::uint8_t> line_;  // of inks, or of no use
+  std::vector<std::uint8_t> line_;  // a row of inks, or one that is discarded
 };
 
 }  // namespace
@@ -216,7 +216,7 @@ std::vector<std::uint8_t> encode_jpeg(const Pixels& pixels, int quality) {
 
 namespace {
 
-/// What libpng's calls back see.
+/// The state that libpng's callbacks see.
 struct Stream {
   Bytes left;
   std::jmp_buf jump;

@@ -16,7 +16,7 @@ namespace {
 
 constexpr std::int64_t kShapes = 10, kTextures = 10, kMostClasses = 1000, kLeastSide = 8, kMostSide = 4096;
 constexpr std::int64_t kTestDrawings = std::int64_t{1} << 40;  // behind all that is drawn for training
-constexpr std::string_view kName = "synthetic";                // of data sets, before a colon
+constexpr std::string_view kName = "synthetic";                // begins the names of these data sets, before a colon
 constexpr std::uint64_t kPurpose = 0x64726177;                 // keeps the draws apart from others of the same seed
 
 // How strongly images differ; lengths in units of the image's side.
@@ -25,14 +25,14 @@ constexpr float kSmall = 0.26f, kLarge = 0.40f;  // half the shape's side
 constexpr float kTurn = 0.12f;                   // tangent of half the angle: up to 14 degrees
 constexpr float kFine = 0.10f, kCoarse = 0.15f;  // the period of a texture
 constexpr float kHueJitter = 0.03f;
-constexpr float kDark = 0.35f;  // of the colour, where the texture is low
-constexpr float kNoise = 90;    // of 255
+constexpr float kDark = 0.35f;  // share of the colour where the texture is low
+constexpr float kNoise = 90;    // on the scale from 0 to 255
 
 float between(Philox& random, float low, float high) { return low + (high - low) * random.uniform(); }
 
 using Colour = std::array<float, 3>;  // 0 to 255
 
-/// Of a hue in turns; `pale` is the share of white.
+/// The colour of a hue in turns; `pale` is the share of white.
 Colour colour(float hue, float pale, float value) {
   Colour out;
   for (std::size_t c = 0; c < 3; ++c) {

@@ -87,7 +87,7 @@ class ImageFile {
 
 /// Whether a file that begins with these bytes is one that ImageFile::open() reads, damage apart.
 bool has_read_format(std::span<const std::uint8_t> content);
-inline constexpr std::size_t kFormatBytes = 8;  // of which has_read_format() takes notice
+inline constexpr std::size_t kFormatBytes = 8;  // as many as has_read_format() looks at
 
 /// Whether this duet was built with libjpeg-turbo and libpng (Meson option `images`). Else open() and encode_jpeg()
 /// throw DataError.

@@ -52,7 +52,7 @@ Listing list(const fs::path& folder) {
   Listing listing;
   std::error_code error;
   for (fs::directory_iterator entry(folder, error), end; !error && entry != end; entry.increment(error)) {
-    std::error_code unknown;  // of a link that leads nowhere: a file, as for torchvision
+    std::error_code unknown;  // set for a link that leads nowhere: it is a file, as for torchvision
     const bool is_folder = entry->is_directory(unknown);
     (is_folder ? listing.folders : listing.files).push_back(entry->path().filename().string());
   }

@@ -19,9 +19,9 @@
 
 namespace duet::data {
 
-/// Of red, green and blue.
+/// The statistics of red, green and blue.
 using ChannelStatistics = std::array<PixelStatistics, 3>;
-/// As all of torchvision's networks were trained with.
+/// The statistics with which all of torchvision's networks were trained.
 inline constexpr ChannelStatistics kImageNetPixels = {{{0.485f, 0.229f}, {0.456f, 0.224f}, {0.406f, 0.225f}}};
 
 struct ImageFolderOptions {
@@ -68,10 +68,10 @@ class ImageFolder : public Dataset {
                       const Tensor& labels) const override;
 
   const std::vector<std::string>& classes() const { return classes_; }
-  /// Of a sample. Both throw DataError for a number that no sample has.
+  /// The path and the label of a sample. Both throw DataError for a number that no sample has.
   std::filesystem::path path(std::int64_t index) const;
   std::int64_t label(std::int64_t index) const;
-  /// What was skipped so far, in the order of the samples: file and reason.
+  /// The samples skipped so far, in their order: file and reason.
   std::vector<std::string> broken() const;
 
  private:
@@ -90,8 +90,8 @@ class ImageFolder : public Dataset {
   std::array<Normaliser, 3> normalisers_;
   std::vector<std::string> classes_;
   std::vector<std::int64_t> begins_;  // first sample of each class, and the number of samples
-  std::string names_;                 // of the files, relative to the root: millions of strings would be large
-  std::vector<std::size_t> ends_;     // of each in names_
+  std::string names_;                 // all files' paths below the root: millions of strings would be large
+  std::vector<std::size_t> ends_;     // end of each path in names_
   std::vector<std::int32_t> labels_;
   mutable std::mutex mutex_;
   mutable std::map<std::int64_t, std::string> broken_;  // by sample

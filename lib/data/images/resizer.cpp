@@ -11,7 +11,7 @@
 namespace duet::data {
 namespace {
 
-constexpr int kBits = 22;       // of a weight's fraction
+constexpr int kBits = 22;       // bits of a weight's fraction
 constexpr int kUpperBits = 11;  // a weight is upper * 2^11 + lower, so that both fit 16 bits
 constexpr std::int32_t kHalf = 1 << (kBits - 1);
 
@@ -43,7 +43,7 @@ DUET_AVX2 inline __m256i rounded(__m256i upper, __m256i lower) {
 }
 
 DUET_AVX2 void across_avx2(const Axis& axis, const std::uint8_t* in, std::uint8_t* out) {
-  // Of four pixels the colours of the first two side by side in the lower lane, those of the others in the upper one.
+  // Puts the colours of the first two of four pixels side by side in the lower lane, the other two's in the upper one.
   const __m256i order = _mm256_setr_epi8(0, -1, 3, -1, 1, -1, 4, -1, 2, -1, 5, -1, -1, -1, -1, -1,  //
                                          6, -1, 9, -1, 7, -1, 10, -1, 8, -1, 11, -1, -1, -1, -1, -1);
   const std::int64_t groups = axis.stride / Axis::kGroup;

@@ -10,7 +10,7 @@
 
 namespace duet::data {
 
-/// What each output pixel of one axis is made of: Pillow's Resample.c combines rows of bytes so. Output i is the sum of
+/// The sources of each output pixel of one axis, as Pillow's Resample.c combines rows of bytes. Output i is the sum of
 /// source pixels begin[i] .. begin[i] + taps[i] - 1 times its weights, in units of 2^-22, rounded.
 struct Axis {
   std::int64_t first = 0, end = 0;     // the source pixels that are used are first .. end - 1
@@ -30,7 +30,7 @@ void weigh(Axis& axis, std::int64_t in, std::int64_t out, std::int64_t first, st
 
 /// Rows of pixels of three bytes. May be read and written Pixels::kSlack bytes past their last one.
 struct RowsIn {
-  const std::uint8_t* data;  // of the source pixel Axis::first
+  const std::uint8_t* data;  // at the source pixel Axis::first
   std::int64_t stride;       // bytes
 };
 
@@ -39,7 +39,7 @@ void resample_across(const Axis& axis, RowsIn in, std::int64_t rows, std::uint8_
 /// axis.size() rows of `bytes` bytes, without gaps.
 void resample_down(const Axis& axis, RowsIn in, std::int64_t bytes, std::uint8_t* out);
 
-/// The same without vector instructions: the oracle, and for processors without AVX2.
+/// resample_across and resample_down without vector instructions: the oracle, and for processors without AVX2.
 void resample_across_plain(const Axis& axis, RowsIn in, std::int64_t rows, std::uint8_t* out);
 void resample_down_plain(const Axis& axis, RowsIn in, std::int64_t bytes, std::uint8_t* out);
 

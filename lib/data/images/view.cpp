@@ -74,7 +74,7 @@ View view_of(const RandomResizedCrop& transform, std::int64_t width, std::int64_
 
 View view_of(const ResizeCentreCrop& transform, std::int64_t width, std::int64_t height) {
   const std::int64_t shorter = std::min(width, height), longer = std::max(width, height);
-  // As Python computes it: the product is exact, the quotient rounded, then cut.
+  // The longer side, computed as Python does: the product is exact, the quotient rounded, then truncated.
   const auto other =
       static_cast<std::int64_t>(static_cast<double>(transform.resize * longer) / static_cast<double>(shorter));
   View view;

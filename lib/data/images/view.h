@@ -9,9 +9,9 @@ namespace duet::data {
 
 /// A part of an image, resized; a window of that, from left to right or mirrored.
 struct View {
-  Region crop;                         // of the image
+  Region crop;                         // part of the image
   std::int64_t width = 0, height = 0;  // to which the crop is resized
-  Region window;                       // of the resized crop
+  Region window;                       // part of the resized crop
   bool mirrored = false;
   bool operator==(const View&) const = default;
 };
@@ -21,7 +21,7 @@ struct View {
 /// worker or rank. They have torchvision's distribution, not its values, which depend on its workers.
 struct RandomResizedCrop {
   std::int64_t size = 224;
-  double least_area = 0.08, most_area = 1;             // of the image's
+  double least_area = 0.08, most_area = 1;             // shares of the image's area
   double least_ratio = 3.0 / 4, most_ratio = 4.0 / 3;  // uniform in its logarithm
   double flip = 0.5;                                   // probability
   std::uint64_t seed = 0;

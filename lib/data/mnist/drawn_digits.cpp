@@ -42,14 +42,14 @@ constexpr std::array<Glyph, 10> kGlyphs = {{
 
 /// How strongly images differ. Chosen so that a linear classifier stays below 92 % and SimpleCNN passes 97 % after one
 /// epoch of 60,000.
-constexpr float kJitter = 0.07f;  // of a corner, in units of the box
+constexpr float kJitter = 0.07f;  // how far a corner moves, in units of the box
 constexpr float kTurn = 0.18f;    // tangent of half the angle: up to 20 degrees
 constexpr float kShear = 0.25f;
 constexpr float kShift = 3.0f;                // pixels
 constexpr float kNarrow = 15, kWide = 22;     // pixels that the box spans
 constexpr float kThin = 0.5f, kThick = 1.6f;  // half the width of the pen, pixels
-constexpr float kNoise = 110;                 // of 255
-constexpr float kFaint = 110;                 // of 255, the faintest ink
+constexpr float kNoise = 110;                 // on the scale from 0 to 255
+constexpr float kFaint = 110;                 // the faintest ink, on the scale from 0 to 255
 
 /// Uniform in [low, high).
 float between(Philox& random, float low, float high) { return low + (high - low) * random.uniform(); }

@@ -270,7 +270,7 @@ namespace {
 /// A packed file's copy.
 struct Copy {
   std::string place;      // how its name begins: name of the packed file, and a digest of its whole path
-  std::uint32_t crc = 0;  // of its content, CRC-32 of RFC 1952
+  std::uint32_t crc = 0;  // CRC-32 (RFC 1952) of the unpacked content
   std::string name() const {
     std::array<char, 9> text{};
     std::snprintf(text.data(), text.size(), "%08x", static_cast<unsigned>(crc));
@@ -302,7 +302,7 @@ std::optional<Copy> copy_of(const fs::path& path) {
   return Copy{concat(path.stem().string(), "-", digest.hex().substr(0, 16), "-"), *crc};
 }
 
-/// As read_idx_images reads it: see there.
+/// The IDX header of these images, as read_idx_images reads it.
 std::string idx_header(const Tensor& images) {
   std::string header = {0, 0, 8, 3};
   for (const int dimension : {0, 2, 3})
@@ -325,7 +325,7 @@ Tensor read_copy(const fs::path& path, std::uint32_t crc) {
   try {
     const Tensor images = read_idx_images(path);
     if (crc_of_file(images) != crc) return {};
-    fs::last_write_time(path, fs::file_time_type::clock::now(), error);  // of use: see limit_size()
+    fs::last_write_time(path, fs::file_time_type::clock::now(), error);  // the time of its last use: see limit_size()
     return images;
   } catch (const DataError&) {
     return {};
@@ -341,7 +341,7 @@ void limit_size(const fs::path& folder, const Copy& copy) {
     const fs::directory_entry& entry = *at;
     std::error_code ignored;
     const std::string file = entry.path().filename().string();
-    if (file.find(kTemporaryMark) != std::string::npos) continue;  // of a running writer
+    if (file.find(kTemporaryMark) != std::string::npos) continue;  // a running writer's
     if (file.starts_with(copy.place) && file != copy.name())
       fs::remove(entry.path(), ignored);
     else

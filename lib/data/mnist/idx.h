@@ -18,7 +18,7 @@ class ByteReader {
  public:
   /// A file whose name ends with .gz must be gzip; another one may be, by its first two bytes.
   explicit ByteReader(const std::filesystem::path& path);
-  /// The same for the content of a file; `name` is for messages and decides about .gz. The bytes must outlive it.
+  /// Reads the content of a file from memory; `name` is for messages and decides about .gz. The bytes must outlive it.
   ByteReader(std::span<const std::uint8_t> content, std::string name);
   ~ByteReader();
   ByteReader(const ByteReader&) = delete;

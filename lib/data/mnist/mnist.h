@@ -58,7 +58,7 @@ struct MnistOptions {
   DownloadProgress progress{};
   std::int64_t train_images = 0;  // use only the first so many; 0: all
   std::int64_t test_images = 0;
-  std::uint64_t drawing_seed = 0;                          // of the digits that stand in
+  std::uint64_t drawing_seed = 0;                          // seed of the drawn digits
   std::optional<std::string> environment{};                // in place of $DUET_DATA
   std::filesystem::path here = ".";                        // where ./data is looked for
   std::optional<std::filesystem::path> cache{};            // in place of cache_folder()

@@ -44,7 +44,7 @@ struct Pass {
   bool backward;
   std::int64_t rows, taps, from_channels, from_pixels, to_channels, to_pixels;
   std::int64_t depths;                                 // tiles of a pixel or of a tap
-  std::int64_t pixel_words, group_words, block_words;  // of 16 images' pixel, of 16 images, of a block's weights
+  std::int64_t pixel_words, group_words, block_words;  // words: 16 images' pixel, 16 images, a block's weights
   std::int64_t line;                                   // floats of a block of outputs' weights
   std::uint32_t* images = nullptr;   // (row / 16, pixel, channel / 32, row, pair of channels c, c + 16)
   std::uint32_t* weights = nullptr;  // (to / 16, tap, from / 32, pair of channels c, c + 16, to)
@@ -223,7 +223,7 @@ struct Gradient {
   const BlockedConv& g;
   const Leaves& leaves;
   std::int64_t taps = taps_of(g), outputs = g.out_channels / kTwo;  // outputs: times 32
-  std::int64_t most_tiles = 0;                                      // of a leaf and 16 inputs
+  std::int64_t most_tiles = 0;                                      // most tiles of any leaf for 16 inputs
   std::int64_t image = 0;                                           // words of a leaf's tiles
   bool keeps = false;              // the tiles of all leaves for one tap, else of one leaf for one tap
   std::int64_t pitch = 0;          // floats of a leaf's sums

@@ -36,13 +36,13 @@ struct Scratch {
   float* totals;           // (row / kTileRows, output, row)
 };
 
-/// kTileRows rows of kTileDepth numbers; pairs are columns c and c + 16.
+/// Splits kTileRows rows of kTileDepth floats into bf16 parts; pairs are columns c and c + 16.
 void split_rows(const float* x, std::int64_t pitch, std::uint32_t* to) {
   for (std::int64_t r = 0; r < kTileRows; ++r)
     split(load(x + r * pitch), load(x + r * pitch + kTileWords), to + r * kTileWords, kPart);
 }
 
-/// The same transposed, of `rows` rows and zeros behind them.
+/// Splits `rows` rows, and zeros behind them, as split_rows() does, and transposes the parts.
 void split_columns(const float* x, std::int64_t pitch, std::int64_t rows, std::uint32_t* to) {
   alignas(64) std::uint32_t parts[kMatrix] = {};
   for (std::int64_t r = 0; r < rows; ++r)

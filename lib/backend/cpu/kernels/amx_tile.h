@@ -18,7 +18,7 @@ DUET_AMX_KERNELS(DUET_DECLARE_KERNEL)
 
 constexpr int kParts = 3;                   // bf16 numbers that sum to a float
 constexpr int kTileRows = 16;               // at most
-constexpr int kTileWords = 16;              // of a row: floats, or pairs of bf16 numbers
+constexpr int kTileWords = 16;              // words of a tile's row: floats, or pairs of bf16 numbers
 constexpr int kTileDepth = 2 * kTileWords;  // terms of a sum that one product of tiles adds
 constexpr int kRowBytes = 4 * kTileWords;
 constexpr int kPart = kTileRows * kTileWords;

@@ -7,7 +7,7 @@
 namespace duet::cpu::DUET_ISA {
 namespace {
 
-constexpr int kGroups = 4;                 // of pixel tiles, multiplied by the same weights while these are loaded
+constexpr int kGroups = 4;                 // groups of pixel tiles for which weights are loaded once
 constexpr std::int64_t kFewestTiles = 32;  // with fewer, matrices are so empty that multiplying floats is faster
 constexpr std::int64_t kApart = 16;        // keeps groups from lying a multiple of a page apart
 
@@ -33,8 +33,8 @@ struct Sizes {
   std::int64_t first(std::int64_t i) const { return (tiles - rows) * i / (passes * kGroups - 1); }
 
   std::int64_t tiles, passes, rows, depths, panels;
-  std::int64_t part, point, group;  // of the transformed pixels: (group, point, depth, part, row)
-  std::int64_t total_group, panel;  // of the products: (panel, group, point, row)
+  std::int64_t part, point, group;  // strides in the transformed pixels: (group, point, depth, part, row)
+  std::int64_t total_group, panel;  // strides in the products: (panel, group, point, row)
 };
 
 /// Pairs are channels c and c + 16: so they lie in two blocks.

@@ -228,7 +228,7 @@ void add_image(const PooledConv& g, const float* patches, float spoil, const flo
     fetch(index + at + kFetchAhead);
     const Ints place = load_bytes(index + at);
     const Vec gradient = place != kNoGradient ? load(dy + at) * scale : Vec{};
-    const Ints corner = ((place & 2) << 1) + (place & 1);  // of the 3x3 pixels in the patch
+    const Ints corner = ((place & 2) << 1) + (place & 1);  // first of the 3x3 pixels, as an index into the patch
     bias = bias + gradient;
     for (int t = 0; t < kTaps; ++t)
       total[t] = fma(gradient, pick(patches + pixel * kPatch + t / 3 * 4, corner + t % 3), total[t]);

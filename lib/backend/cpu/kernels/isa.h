@@ -1,5 +1,5 @@
-// What sources of kernels share: the declarations of one instruction set's kernels, whose namespace is DUET_ISA, and
-// vectors as wide as that has them.
+// The declarations that sources of kernels share: one instruction set's kernels, whose namespace is DUET_ISA, and
+// vectors as wide as the instruction set has them.
 #pragma once
 
 #include <cstdint>
@@ -193,7 +193,7 @@ template <int kTimes, int kVecs, class V>
   }
 }
 
-/// As many bytes of 64-bit lanes.
+/// A vector of 64-bit lanes with as many bytes as a vector of kWidth floats.
 typedef std::uint64_t Wide __attribute__((vector_size(kWidth * sizeof(float))));
 
 /// Products of the low 32 bits of each lane. The compilers do not find this instruction themselves.

@@ -32,7 +32,7 @@ using arithmetic::kNoGradient;
 /// A 3x3 convolution with padding 1, bias, a 2x2 max-pool and relu. Images are blocked by channel_block channels and,
 /// where not said otherwise, padded by one pixel of zeros on each side.
 struct PooledConv {
-  std::int64_t height, width;              // of the image, even
+  std::int64_t height, width;              // size of the image, both even
   std::int64_t in_channels, out_channels;  // multiples of channel_block
   bool blocked_output;                     // backward: the pooled outputs are blocked too, else plain
   float scale;                             // backward: factor of all gradients (dropout)
@@ -41,7 +41,7 @@ struct PooledConv {
 /// A convolution of images with few channels in the plain layout, padded already; its outputs are blocked by
 /// channel_block channels.
 struct PlainConv {
-  std::int64_t in_channels, height, width;  // of the padded image
+  std::int64_t in_channels, height, width;  // shape of the padded image
   std::int64_t out_channels, out_height, out_width;
   std::int64_t kernel_h, kernel_w, stride_h, stride_w;
 };
@@ -93,13 +93,13 @@ struct Kernels {
                const arithmetic::AdamFactors& factors);
 
   // batch norm; `lanes`: of each group. Sums are (2, channels)
-  /// Of x and of its squares.
+  /// The sums of x and of its squares.
   void (*norm_sums)(const NormRows& rows, const float* x, double* sums);
   /// `other` is added to the result, unless it is null; relu comes last.
   void (*norm_forward)(const NormRows& rows, const NormLanes* lanes, const float* x, const float* other, bool relu,
                        float* y);
-  /// Of the gradient behind relu and of its products with x - mean. Where relu followed an addition, its result y
-  /// decides, and the gradient goes to `passed`; else both are null.
+  /// The sums of the gradient behind relu and of its products with x - mean. Where relu followed an addition, its
+  /// result y decides, and the gradient goes to `passed`; else both are null.
   void (*norm_backward_sums)(const NormRows& rows, const NormLanes* lanes, const float* x, const float* dy, bool relu,
                              const float* y, float* passed, double* sums);
   /// `relu`: no addition was before it. Not `centred`: the statistics did not depend on x, and dx = dy * scale.
@@ -143,7 +143,7 @@ struct Kernels {
   void (*winograd_forward)(const PooledConv& g, const float* u, const float* bias, const float* x, float* y,
                            std::uint8_t* index, const float* next, float* scratch);
 
-  /// The same of one row from a plain padded image of few channels; w (in_channels, 9, out_channels), y blocked.
+  /// One row: plain padded image x of few channels to pooled y and index, blocked; w (in_channels, 9, out_channels).
   void (*plain_pooled_forward)(const PooledConv& g, const float* w, const float* bias, const float* x, float* y,
                                std::uint8_t* index);
   std::int64_t (*plain_pooled_scratch_floats)(const PooledConv& g);
@@ -178,7 +178,7 @@ struct Kernels {
   // linear: x (n, in), w (out, in), y (n, out)
   void (*linear)(const float* x, const float* w, const float* bias, float* y, std::int64_t n, std::int64_t in,
                  std::int64_t out, void* scratch);
-  /// The same, then relu, then dropout by mask (n, out): 1 to keep, null to keep all.
+  /// Computes linear, then relu, then dropout by mask (n, out): 1 to keep, null to keep all.
   void (*linear_relu_dropout)(const float* x, const float* w, const float* bias, const std::uint8_t* mask, float scale,
                               float* y, std::int64_t n, std::int64_t in, std::int64_t out, void* scratch);
   /// Bytes of scratch memory that the next two take; they skip zeros of dy.
@@ -212,7 +212,7 @@ struct Kernels {
                                  const Leaves& leaves, std::int64_t begin, float* dw, void* scratch);
 };
 
-// What declares and fills in the tables: a new kernel is a member of Kernels and a name in this list.
+// Macros that declare and fill in the tables: a new kernel is a member of Kernels and a name in this list.
 // clang-format off
 
 /// X of each kernel that every instruction set has, in the order of Kernels.

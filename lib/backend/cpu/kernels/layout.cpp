@@ -44,7 +44,7 @@ void turn(const T* x, T* y, std::int64_t pixels) {
   }
 }
 
-/// As memcpy, which costs a call.
+/// Copies `count` floats inline: memcpy would cost a call.
 [[gnu::always_inline]] inline void copy(const float* from, float* to, std::int64_t count) {
   std::int64_t i = 0;
   for (; i + kWidth <= count; i += kWidth) store(to + i, load(from + i));

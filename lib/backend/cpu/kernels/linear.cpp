@@ -63,7 +63,7 @@ void outer_tile(std::int64_t k, const float* a, std::int64_t a_step, std::int64_
     for (int v = 0; v < kV; ++v) store(tile + r * tile_row + v * kWidth, total[r][v]);
 }
 
-/// As outer_tile, for `columns` (at most kColumns) columns of any number.
+/// Computes what outer_tile does for any number of columns: `columns`, at most kColumns.
 template <int kR>
 void outer_columns(std::int64_t k, const float* a, std::int64_t a_step, std::int64_t a_row, const float* b,
                    std::int64_t b_step, float* tile, std::int64_t tile_row, std::int64_t columns) {

@@ -41,8 +41,8 @@ std::int64_t words_of(std::int64_t count) { return (count + kWordBits - 1) / kWo
 }
 
 constexpr int kTaps = 9;
-constexpr int kCorners = 4;             // of a pooled window
-constexpr int kStreams = 3;             // that are read row by row: image, gradients, index
+constexpr int kCorners = 4;             // pixels of a pooled window
+constexpr int kStreams = 3;             // arrays that are read row by row: image, gradients, index
 constexpr int kVecs = kBlock / kWidth;  // vectors that hold a block
 
 std::int64_t pixels_of(const PooledConv& g) { return g.height / 2 * (g.width / 2); }

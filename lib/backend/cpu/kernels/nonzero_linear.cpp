@@ -132,7 +132,7 @@ void weight_strip(const NonzeroRows& nonzero, const float* x, const float* dy, f
   }
 }
 
-/// What lies in the scratch memory: the strip, the lists with room for one entry more, and their lengths.
+/// The contents of the scratch memory: the strip, the lists with room for one entry more, and their lengths.
 struct Scratch {
   Scratch(void* memory, std::int64_t n, std::int64_t out) {
     const std::int64_t rows = n > out ? n : out, lengths = n > out * (kLeaves + 1) ? n : out * (kLeaves + 1);

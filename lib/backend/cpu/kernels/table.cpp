@@ -9,7 +9,7 @@ std::int64_t fma_peak(std::int64_t rounds, float* numbers) {
   // Two units with a latency of four or five cycles keep ten chains busy; with their operands they fit 16 registers.
   constexpr int kChains = 12;
   const Vec factor = broadcast(numbers[0]), term = broadcast(numbers[1]);
-  Vec chains[kChains];  // of different numbers: the compiler would compute equal ones once
+  Vec chains[kChains];  // start from different numbers: the compiler would compute equal chains once
   for (int i = 0; i < kChains; ++i) chains[i] = broadcast(numbers[2] + static_cast<float>(i));
   for (std::int64_t round = 0; round < rounds; ++round)
     for (int i = 0; i < kChains; ++i) chains[i] = fma(chains[i], factor, term);

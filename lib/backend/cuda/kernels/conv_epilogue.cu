@@ -14,7 +14,7 @@ namespace {
 
 using namespace arithmetic;
 
-// Of the sums over a channel: for up to kFewElements elements, and for more.
+// Threads of the block that sums over a channel: for up to kFewElements elements, and for more.
 constexpr int kFewThreads = 64, kManyThreads = 512;
 constexpr std::int64_t kFewElements = 4096;
 constexpr int kChunk = kDropoutLanes * kDropoutNumbers;
@@ -26,7 +26,7 @@ __global__ void __launch_bounds__(kThreads)
   if (i < images.threads) y[images.first * channels * pixels + i] += bias[i / pixels % channels];
 }
 
-/// The same for four elements of one channel at a time.
+/// Adds the bias to four elements of one channel at a time.
 __global__ void __launch_bounds__(kThreads)
     add_channel_bias_by_four_kernel(LaunchRows images, float4* __restrict__ y, const float* __restrict__ bias,
                                     unsigned channels, unsigned pixels) {

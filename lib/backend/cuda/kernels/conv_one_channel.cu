@@ -16,7 +16,7 @@ namespace {
 using namespace arithmetic;
 
 constexpr int kSide = 3, kTaps = kSide * kSide;
-constexpr int kSums = kTaps + 1;   // of a channel: the gradients of its filter and of its bias
+constexpr int kSums = kTaps + 1;   // sums for a channel: the gradients of its filter and of its bias
 constexpr int kPatch = kSide + 1;  // the pixels under the four places of a window
 constexpr int kGroup = 8;          // channels of one thread: they share the pixels that it loads
 constexpr int kSumThreads = 256, kSumWarps = kSumThreads / kWarp;

@@ -16,7 +16,7 @@ namespace {
 
 constexpr int kRowThreads = 128, kRowsPerBlock = kRowThreads / kWarp;
 constexpr int kFew = 16;  // outputs of the smaller of two versions of each kernel
-// Of the backward for few outputs, and for more: the warps' sums take 32 KiB of shared memory in both.
+// Threads per block of the backward for few outputs and for more; in both the warps' sums take 32 KiB of shared memory.
 constexpr int kFewThreads = 512, kManyThreads = 256;
 
 /// A warp for each row. Every lane adds up some of the inputs for all outputs, then lane o the lanes' sums of output o.

@@ -12,7 +12,7 @@
 namespace duet::cuda::kernels {
 namespace {
 
-constexpr int kRowThreads = 128;  // of the kernels with a warp for each row
+constexpr int kRowThreads = 128;  // threads of a block in the kernels with a warp for each row
 constexpr int kRowsPerBlock = kRowThreads / kWarp;
 constexpr int kNllThreads = 128;
 constexpr int kSumThreads = 256;

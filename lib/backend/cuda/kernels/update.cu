@@ -14,7 +14,7 @@
 namespace duet::cuda::kernels {
 namespace {
 
-/// What one instruction loads or stores.
+/// The four floats that one instruction loads or stores.
 struct alignas(16) Four {
   float at[4];
 };
@@ -145,7 +145,7 @@ void sum_of_squares(const float* x, std::int64_t n, double* partials, cudaStream
   launch(sum_of_squares_kernel, dim3(kSquarePartials), dim3(kSquareThreads), 0, stream, x, n, partials);
 }
 
-// Of parts on the device itself, or in the memory of others that it can access.
+// Sums of parts that lie on the device itself, or in the memory of others that it can access.
 
 namespace {
 
