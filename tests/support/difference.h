@@ -23,7 +23,7 @@ double largest_difference(const Got& got, const Expected& expected) {
   return largest;
 }
 
-/// The same, divided by the largest |expected[i]|, or by 1 if all are zero.
+/// The largest difference, divided by the largest |expected[i]|, or by 1 if all are zero.
 template <class Got, class Expected>
 double relative_difference(const Got& got, const Expected& expected) {
   const double difference = largest_difference(got, expected);

@@ -1,4 +1,4 @@
-// The same program runs once per instruction set (DUET_ISA): where the machine lacks the one asked for, it says so and
+// A test program runs once per instruction set (DUET_ISA): where the machine lacks the one asked for, it says so and
 // ends as skipped.
 #define CATCH_CONFIG_EXTERNAL_INTERFACES
 #include <cctype>

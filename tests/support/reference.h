@@ -82,7 +82,7 @@ Array concat(const std::vector<Array>& parts);
 Array softmax(const Array& x);
 Array softmax_backward(const Array& x, const Array& dy);
 
-/// Of logits, with label smoothing.
+/// Cross-entropy of logits, with label smoothing.
 double cross_entropy(const Array& x, const std::vector<std::int64_t>& labels, double smoothing);
 Array cross_entropy_backward(const Array& x, const std::vector<std::int64_t>& labels, double smoothing);
 

@@ -8,8 +8,8 @@
 
 namespace duet_test {
 
-/// Of this process, in KiB. From its page tables: the sums in statm and status lag behind by up to a few hundred KiB on
-/// every core.
+/// The resident memory of this process in KiB, from its page tables: the sums in statm and status lag behind by up to a
+/// few hundred KiB on every core.
 inline std::int64_t resident_kib() {
   std::ifstream file("/proc/self/smaps_rollup");
   std::int64_t kib = 0;

@@ -26,7 +26,7 @@ namespace {
 
 constexpr unsigned kLanes = 32;
 
-/// As std::barrier, without its yields: with more threads than cores they took most of a block's time.
+/// A barrier like std::barrier, without its yields: with more threads than cores they took most of a block's time.
 class Barrier {
  public:
   explicit Barrier(int threads) : threads_(threads), missing_(threads) {}
@@ -71,7 +71,7 @@ struct Block {
   const Op* op;
   uint3 index;
   dim3 size, grid;
-  std::vector<unsigned> order;          // of its threads
+  std::vector<unsigned> order;          // in which its threads run
   std::size_t position = 0, first = 0;  // in `order`: of the thread that runs, and of the first of many
   bool parallel = false;
   std::atomic<bool> failed = false;

@@ -25,8 +25,8 @@ namespace duet_sim {
 namespace {
 
 thread_local sigjmp_buf* escape = nullptr;
-std::atomic<cudaError_t> failure = cudaSuccess;  // of the operation that runs, on whichever of its threads
-struct sigaction previous[2];                    // of SIGSEGV and SIGILL
+std::atomic<cudaError_t> failure = cudaSuccess;  // error of the operation that runs, from whichever of its threads
+struct sigaction previous[2];                    // earlier handlers of SIGSEGV and SIGILL
 std::mutex report_mutex;
 char kept[4096];
 

@@ -154,7 +154,7 @@ cudaError_t join_capture(cudaStream_t stream, cudaEvent_t event);
 
 // --- grid.cpp ---
 void run_grid(dim3 grid, dim3 block, const std::function<void()>& call, const Op& op);
-/// As launch_kernel, of a function that runs all threads by itself, in an order by the seed.
+/// Launches as launch_kernel does, but `call` runs all threads by itself, in an order that depends on the seed.
 cudaError_t launch_grid(const cudaLaunchConfig_t& config, const void* kernel,
                         std::function<void(std::uint64_t seed)> call, std::vector<PointerArgument> pointers);
 

@@ -13,7 +13,7 @@
 namespace duet_ptx {
 namespace {
 
-/// Of each slot: how often it is written and read, and where it was written last.
+/// Counts for each slot how often it is written and read, and keeps where it was written last.
 struct Uses {
   explicit Uses(const Kernel& kernel)
       : definitions(kernel.initial.size()), reads(kernel.initial.size()), defined_at(kernel.initial.size()) {

@@ -65,7 +65,7 @@ constexpr auto kSquareRoot = [](auto a) { return std::sqrt(a); };
 constexpr auto kReciprocal = []<class T>(T a) { return T(1) / a; };
 constexpr auto kDivide = [](auto a, auto b) { return a / b; };
 
-/// Of a number and NaN it is the number, and -0 is less than 0.
+/// The minimum of a number and NaN is the number, and -0 is less than 0.
 constexpr auto kMinimum = []<class T>(T a, T b) {
   if (a != a) return b;
   if (b != b) return a;
@@ -185,7 +185,7 @@ void compare(Thread& t, const Instruction& i) {
 }
 
 template <class To, class From>
-void convert(Thread& t, const Instruction& i) {  // of integers, or to a float with rounding to nearest
+void convert(Thread& t, const Instruction& i) {  // from integers, or to a float with rounding to nearest
   set(t, i.to[0], static_cast<To>(get<From>(t, i.from[0])));
 }
 template <class To, class From>
@@ -225,7 +225,7 @@ void fma_down(Thread& t, const Instruction& i) {
 
 float flushed(float x) { return std::fpclassify(x) == FP_SUBNORMAL ? std::copysign(0.0f, x) : x; }
 
-/// As Options::approximate_ulps allows.
+/// Rounds `exact` and moves it at random by up to Options::approximate_ulps units in the last place.
 float approximate(const Thread& t, double exact) {
   auto value = static_cast<float>(exact);
   const int most = t.grid->options.approximate_ulps;

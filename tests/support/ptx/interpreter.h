@@ -16,7 +16,7 @@
 
 namespace duet_ptx {
 
-/// Of a grid in blocks, or of a block in threads.
+/// The size of a grid in blocks, or of a block in threads.
 struct Extent {
   unsigned x = 1, y = 1, z = 1;
 };
@@ -55,7 +55,7 @@ class Module {
 };
 
 struct Options {
-  /// Of the order of threads and blocks; 0: ascending.
+  /// The seed of the order of threads and blocks; 0: ascending.
   std::uint64_t seed = 0;
   /// False: global addresses are not looked up, because something else guards them.
   bool own_memory = true;
@@ -63,7 +63,7 @@ struct Options {
   bool contract = false;
   /// Results of approximate instructions move by up to so many units in the last place, at random.
   int approximate_ulps = 0;
-  /// Of all threads of a block; more is an endless loop.
+  /// The limit for all threads of a block together; more is an endless loop.
   std::uint64_t most_instructions = 1ULL << 40;
 };
 

@@ -33,8 +33,8 @@ struct Instruction {
   Slot guard = kNoSlot;    // a predicate
   Slot to[4] = {kNoSlot, kNoSlot, kNoSlot, kNoSlot};
   Slot from[5] = {kNoSlot, kNoSlot, kNoSlot, kNoSlot, kNoSlot};
-  std::uint64_t offset = 0;  // of an address; negative ones wrap
-  std::size_t target = 0;    // of a branch
+  std::uint64_t offset = 0;  // added to an address; negative ones wrap
+  std::size_t target = 0;    // the instruction to which a branch jumps
   std::string text;
   mutable std::uint64_t runs = 0;
 
@@ -55,7 +55,7 @@ struct Kernel {
   std::size_t parameter_bytes = 0;
   std::size_t shared_bytes = 0;   // as laid out here, with gaps
   std::size_t shared_needed = 0;  // as a GPU lays it out
-  std::size_t local_bytes = 0;    // of a thread
+  std::size_t local_bytes = 0;    // for each thread
   unsigned most_threads = 0;      // .maxntid; 0: none is given
   std::vector<Instruction> code, contracted;
   std::vector<std::uint64_t> initial;  // values of the slots

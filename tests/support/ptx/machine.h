@@ -56,7 +56,7 @@ struct Grid {
   Statistics& statistics;
   const std::uint8_t* arguments;
   Extent size, block_size;
-  unsigned threads;  // of a block
+  unsigned threads;  // in one block
   std::uint32_t launch;
   Random random;
   unsigned block = 0;          // that runs

@@ -10,15 +10,15 @@
 namespace duet_ptx {
 
 struct RegisteredKernel {
-  const void* function;  // of the host, by which it is launched
+  const void* function;  // the host's function by which it is launched
   std::string name;      // as in the sources, with template arguments
   std::string source;    // file without .cu
   const Kernel* kernel;
   std::uint64_t launches = 0;
 };
 
-/// Of compute_N, N = DUET_PTX_ARCH, otherwise 90; or from DUET_PTX_FOLDER, with a file of PTX for each source. They are
-/// parsed on the first call.
+/// The kernels for compute_N, N = DUET_PTX_ARCH, otherwise 90; or those in DUET_PTX_FOLDER, with a file of PTX for each
+/// source. They are parsed on the first call.
 std::vector<RegisteredKernel>& registered_kernels();
 /// Throws duet::UsageError for a function that is no kernel.
 RegisteredKernel& registered_kernel(const void* function);

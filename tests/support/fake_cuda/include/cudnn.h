@@ -21,7 +21,7 @@ typedef enum { CUDNN_DEFAULT_MATH = 0, CUDNN_TENSOR_OP_MATH = 1, CUDNN_FMA_MATH 
 typedef enum { CUDNN_TENSOR_NCHW = 0 } cudnnTensorFormat_t;
 typedef enum { CUDNN_CROSS_CORRELATION = 1 } cudnnConvolutionMode_t;
 typedef enum { CUDNN_NON_DETERMINISTIC = 0, CUDNN_DETERMINISTIC = 1 } cudnnDeterminism_t;
-// Those that duet never takes, and one that its tests take.
+// Algorithms that duet never takes, and one that its tests take.
 typedef enum {
   CUDNN_CONVOLUTION_FWD_ALGO_FFT = 4,
   CUDNN_CONVOLUTION_FWD_ALGO_FFT_TILING = 5,
@@ -72,7 +72,7 @@ typedef cudnnConvolutionStruct* cudnnConvolutionDescriptor_t;
 namespace duet_sim {
 
 enum class Direction { forward, data, filter };
-/// Of any direction: x and w are also the shapes of their gradients.
+/// A convolution in any direction: x and w are also the shapes of their gradients.
 struct Convolution {
   Direction direction;
   cudnnTensorStruct x, w, y;
