@@ -120,7 +120,8 @@ class Comparison {
   }
 
   /// With more options; `park`: its processes stay. A failed cell is a run that is not ok and says why.
-  Learnt run_program_of(const Cell& cell, const std::string& called, const std::vector<std::string>& more, bool park) {
+  TrainedCell run_program_of(const Cell& cell, const std::string& called, const std::vector<std::string>& more,
+                             bool park) {
     if (noted_signal() != 0) throw Interrupted{noted_signal()};
     const std::string progress = folder_.path() + "/progress", files = concat(folder_.path(), "/", done_);
     ::unlink(progress.c_str());
@@ -128,7 +129,7 @@ class Comparison {
     arguments.insert(arguments.end(), {"--result", files + ".result", "--progress", progress});
     arguments.insert(arguments.end(), more.begin(), more.end());
     const auto show = [&] { show_progress(progress, called); };
-    Learnt learnt{.run = empty_run(options_, cell)};
+    TrainedCell learnt{.run = empty_run(options_, cell)};
     try {
       std::unique_ptr<ParkedCell> parked;
       if (park) {
@@ -234,7 +235,7 @@ class Comparison {
 
   /// One burst of a cell; nothing where it fails.
   std::optional<double> burst(CellRounds& timed, int steps) {
-    Learnt& learnt = timed.learnt;
+    TrainedCell& learnt = timed.learnt;
     try {
       return keep(timed, learnt.parked->burst(steps));
     } catch (const Error& error) {

@@ -20,7 +20,7 @@ Results run_cells(const CompareOptions& options, const Machine& machine, const T
 /// failed.
 struct CellRounds {
   Cell cell;
-  Learnt learnt{};
+  TrainedCell learnt{};
   std::vector<Run> bursts{};
   std::vector<CollectiveTimes> collectives{};  // what a cell of Use::collectives has in place of bursts
 };

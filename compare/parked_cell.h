@@ -47,7 +47,7 @@ class ParkedCell {
 };
 
 /// What a cell has learnt, and its processes, parked for rounds; null where it failed or was not to be parked.
-struct Learnt {
+struct TrainedCell {
   Run run;
   std::unique_ptr<ParkedCell> parked{};
 };

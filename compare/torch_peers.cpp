@@ -93,8 +93,8 @@ std::vector<Cell> TorchPeers::cells(const std::vector<Cell>& rows) {
   return all;
 }
 
-Learnt TorchPeers::start(const Cell& cell) {
-  Learnt learnt{.run = empty_run(options_, cell)};
+TrainedCell TorchPeers::start(const Cell& cell) {
+  TrainedCell learnt{.run = empty_run(options_, cell)};
   try {
     require<DataError>(is_python(cell) || no_script_.empty(), "no TorchScript: ", no_script_);
     auto parked = std::make_unique<ParkedCell>(is_python(cell) ? options_.vs_torch : kThisProgram, arguments_of(cell),

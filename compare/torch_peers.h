@@ -24,7 +24,7 @@ class TorchPeers {
   /// For every number of cores that one of `rows` takes, PyTorch on as many: as ranks of DDP and as threads.
   std::vector<Cell> cells(const std::vector<Cell>& rows);
   /// Starts a cell, and waits until its first step is over and it is parked. Throws Interrupted.
-  Learnt start(const Cell& cell);
+  TrainedCell start(const Cell& cell);
   /// The versions of what was started, and which of cells() are missing and why.
   std::vector<std::string> notes() const;
 

@@ -14,7 +14,7 @@ namespace duet::ddp {
 namespace {
 
 /// What ranks exchange, as whole numbers.
-struct Sent {
+struct RowsOfRank {
   std::int64_t trains, normalisers;
   std::int64_t batches;           // how many
   std::int64_t rows;              // in the first batch
@@ -37,7 +37,7 @@ std::uint64_t hash_of(const Rows& stamp) {
 
 /// The training ranks of which `holds` is true.
 template <class Condition>
-std::vector<int> ranks_where(const std::vector<Sent>& all, Condition holds) {
+std::vector<int> ranks_where(const std::vector<RowsOfRank>& all, Condition holds) {
   std::vector<int> ranks;
   for (std::size_t rank = 0; rank < all.size(); ++rank)
     if (all[rank].trains && holds(all[rank])) ranks.push_back(static_cast<int>(rank));
@@ -45,15 +45,15 @@ std::vector<int> ranks_where(const std::vector<Sent>& all, Condition holds) {
 }
 
 /// The training ranks whose losses were divided by one of `normalisers`.
-std::vector<int> ranks_by(const std::vector<Sent>& all, unsigned normalisers) {
-  return ranks_where(all, [&](const Sent& rank) { return (rank.normalisers & normalisers) != 0; });
+std::vector<int> ranks_by(const std::vector<RowsOfRank>& all, unsigned normalisers) {
+  return ranks_where(all, [&](const RowsOfRank& rank) { return (rank.normalisers & normalisers) != 0; });
 }
 
 /// Whether the ranks' batches are parts of the same stamped batches, which together have all of their rows. Of the last
 /// batch the rows are compared one by one, so that equal parts are not taken for complementary ones.
-bool parts_of_one(const std::vector<Sent>& all, const std::vector<int>& training) {
-  const auto of = [&](int rank) -> const Sent& { return all[static_cast<std::size_t>(rank)]; };
-  const Sent& first = of(training[0]);
+bool parts_of_one(const std::vector<RowsOfRank>& all, const std::vector<int>& training) {
+  const auto of = [&](int rank) -> const RowsOfRank& { return all[static_cast<std::size_t>(rank)]; };
+  const RowsOfRank& first = of(training[0]);
   std::int64_t rows = 0;
   std::vector<std::pair<std::int64_t, std::int64_t>> ranges;
   for (const int rank : training) {
@@ -95,12 +95,12 @@ PooledVector<RankWeights::Batch> joined_parts(const std::vector<RankWeights::Bat
 
 /// Where all losses were divided by global rows, within join(). Ranks may have ended whose rows the stamps count: the
 /// mean is over the rows of the others.
-RankWeights::Weight of_global_rows(const std::vector<Sent>& all, const std::vector<int>& training, bool trains) {
-  const Sent* known = nullptr;
+RankWeights::Weight of_global_rows(const std::vector<RowsOfRank>& all, const std::vector<int>& training, bool trains) {
+  const RowsOfRank* known = nullptr;
   std::int64_t rows = 0;
   std::uint64_t cover = 0;
   for (const int rank : training) {
-    const Sent& other = all[static_cast<std::size_t>(rank)];
+    const RowsOfRank& other = all[static_cast<std::size_t>(rank)];
     rows += other.divided_rows;
     cover += static_cast<std::uint64_t>(other.mark_cover);
     if (other.mark_whole == 0) continue;
@@ -117,10 +117,10 @@ RankWeights::Weight of_global_rows(const std::vector<Sent>& all, const std::vect
 }
 
 /// Each rank's part of an order is its own.
-void require_own_parts(const std::vector<Sent>& all) {
+void require_own_parts(const std::vector<RowsOfRank>& all) {
   for (std::size_t rank = 0; rank < all.size(); ++rank) {
     const std::vector<int> same = ranks_where(
-        all, [&](const Sent& other) { return other.own_part != 0 && other.own_part == all[rank].own_part; });
+        all, [&](const RowsOfRank& other) { return other.own_part != 0 && other.own_part == all[rank].own_part; });
     require<UsageError>(same.size() < 2, rank_names(same),
                         " read the same part of the data: give each rank's sampler its own rank");
   }
@@ -156,41 +156,41 @@ Divided divided(const std::vector<RankWeights::Batch>& batches) {
   return sum;
 }
 
-Sent summary_of(const std::vector<RankWeights::Batch>& all, const RankWeights::Step& step) {
+RowsOfRank summary_of(const std::vector<RankWeights::Batch>& all, const RankWeights::Step& step) {
   const Divided shards = divided(all);
   const auto batches = (step.normalisers & kPartOfBatch) != 0
                            ? joined_parts(all)
                            : PooledVector<RankWeights::Batch>(all.begin(), all.end());
-  Sent sent{.trains = step.trains,
-            .normalisers = step.normalisers,
-            .batches = static_cast<std::int64_t>(batches.size()),
-            .rows = batches.empty() ? 0 : batches[0].rows,
-            .alike = 1,
-            .digest = 0,
-            .whole = 1,
-            .all_rows = 0,
-            .all_global = 0,
-            .global_digest = 0,
-            .first = batches.empty() ? 0 : batches.back().stamp.first,
-            .last_rows = batches.empty() ? 0 : batches.back().rows,
-            .own_part = 0,
-            .mark_whole = static_cast<std::int64_t>(shards.mark.whole),
-            .mark_cover = static_cast<std::int64_t>(shards.mark.cover),
-            .divided_rows = shards.rows,
-            .divided_global = shards.global};
+  RowsOfRank own{.trains = step.trains,
+                 .normalisers = step.normalisers,
+                 .batches = static_cast<std::int64_t>(batches.size()),
+                 .rows = batches.empty() ? 0 : batches[0].rows,
+                 .alike = 1,
+                 .digest = 0,
+                 .whole = 1,
+                 .all_rows = 0,
+                 .all_global = 0,
+                 .global_digest = 0,
+                 .first = batches.empty() ? 0 : batches.back().stamp.first,
+                 .last_rows = batches.empty() ? 0 : batches.back().rows,
+                 .own_part = 0,
+                 .mark_whole = static_cast<std::int64_t>(shards.mark.whole),
+                 .mark_cover = static_cast<std::int64_t>(shards.mark.cover),
+                 .divided_rows = shards.rows,
+                 .divided_global = shards.global};
   std::uint64_t digest = 0, global_digest = 0;
   for (const RankWeights::Batch& batch : batches) {
-    sent.alike &= batch.rows == sent.rows;
+    own.alike &= batch.rows == own.rows;
     digest = mixed(digest, static_cast<std::uint64_t>(batch.rows));
-    sent.whole &= batch.rows == batch.stamp.global;
-    sent.all_rows += batch.rows;
-    sent.all_global += batch.stamp.global;
+    own.whole &= batch.rows == batch.stamp.global;
+    own.all_rows += batch.rows;
+    own.all_global += batch.stamp.global;
     global_digest = mixed(global_digest, hash_of(batch.stamp));
-    if (batch.stamp.shards == 1 && batch.rows > 0) sent.own_part = static_cast<std::int64_t>(batch.stamp.order);
+    if (batch.stamp.shards == 1 && batch.rows > 0) own.own_part = static_cast<std::int64_t>(batch.stamp.order);
   }
-  sent.digest = static_cast<std::int64_t>(digest);
-  sent.global_digest = static_cast<std::int64_t>(global_digest);
-  return sent;
+  own.digest = static_cast<std::int64_t>(digest);
+  own.global_digest = static_cast<std::int64_t>(global_digest);
+  return own;
 }
 
 struct OutputNode final : Node {
@@ -231,14 +231,14 @@ BatchMark RankWeights::mark() const { return divided(batches_).mark; }
 bool RankWeights::whole_batches() const { return summary_of(batches_, {.normalisers = kPartOfBatch}).whole != 0; }
 
 RankWeights::Weight RankWeights::exchange(ProcessGroup& group, const Step& step) const {
-  Sent own = summary_of(batches_, step);
-  std::vector<Sent> all(static_cast<std::size_t>(group.size()));
-  const auto numbers = [](Sent& first, std::size_t count) {
-    return Buffer(&first, static_cast<std::int64_t>(count * sizeof(Sent) / sizeof(std::int64_t)), DType::i64);
+  RowsOfRank own = summary_of(batches_, step);
+  std::vector<RowsOfRank> all(static_cast<std::size_t>(group.size()));
+  const auto numbers = [](RowsOfRank& first, std::size_t count) {
+    return Buffer(&first, static_cast<std::int64_t>(count * sizeof(RowsOfRank) / sizeof(std::int64_t)), DType::i64);
   };
   group.all_gather(numbers(own, 1), numbers(all[0], all.size())).wait();
 
-  const std::vector<int> training = ranks_where(all, [](const Sent&) { return true; });
+  const std::vector<int> training = ranks_where(all, [](const RowsOfRank&) { return true; });
   const std::vector<int> global = ranks_by(all, kGlobalRows);
   const auto require_all_global = [](bool holds, const std::vector<int>& ranks) {
     require<UsageError>(holds, "the losses of some ranks were divided by the rows of the global batch, on ",
@@ -247,11 +247,11 @@ RankWeights::Weight RankWeights::exchange(ProcessGroup& group, const Step& step)
   require_all_global(global.empty() || global.size() == training.size(), global);
   if (!global.empty()) return of_global_rows(all, training, step.trains);
   require_own_parts(all);
-  const std::vector<int> without = ranks_where(all, [](const Sent& rank) { return rank.batches == 0; });
+  const std::vector<int> without = ranks_where(all, [](const RowsOfRank& rank) { return rank.batches == 0; });
   require<UsageError>(without.empty(), "backward reached no output of DistributedDataParallel, on ",
                       rank_names(without), ": call the wrapper, not the module in it");
   const std::vector<int> by_part = ranks_by(all, kPartOfBatch);
-  if (!by_part.empty() && !ranks_where(all, [](const Sent& rank) { return rank.whole == 0; }).empty()) {
+  if (!by_part.empty() && !ranks_where(all, [](const RowsOfRank& rank) { return rank.whole == 0; }).empty()) {
     require_all_global(ranks_by(all, kOwnRows).empty(), by_part);
     require<UsageError>(parts_of_one(all, training),
                         "the ranks' losses were divided by the rows of stamped batches of which they have parts, that "
@@ -260,10 +260,10 @@ RankWeights::Weight RankWeights::exchange(ProcessGroup& group, const Step& step)
     return {};
   }
 
-  const Sent& first = all[static_cast<std::size_t>(training[0])];
-  if (ranks_where(all, [&](const Sent& rank) { return rank.digest != first.digest; }).empty())
+  const RowsOfRank& first = all[static_cast<std::size_t>(training[0])];
+  if (ranks_where(all, [&](const RowsOfRank& rank) { return rank.digest != first.digest; }).empty())
     return {step.trains ? 1.0 / static_cast<double>(training.size()) : 1.0, false, true};
-  const std::vector<int> varying = ranks_where(all, [](const Sent& rank) { return rank.alike == 0; });
+  const std::vector<int> varying = ranks_where(all, [](const RowsOfRank& rank) { return rank.alike == 0; });
   require<UsageError>(varying.empty(), "gradients of batches of several sizes have accumulated on ",
                       rank_names(varying),
                       ", and the sizes differ between ranks: no weight per rank gives the mean over all rows; "

@@ -99,7 +99,7 @@ struct GatherNode final : Node {
 };
 
 /// The first tensor found in a value, with its path in the value for messages.
-struct Found {
+struct FirstTensor {
   std::string path;
   std::int64_t size = -1;
   Rows stamp{};
@@ -124,7 +124,7 @@ Part part_of(const Rows& stamp, std::int64_t n) {
 }
 
 /// Checks that all tensors have one size of `dim`.
-void find_size(const nn::Value& value, int dim, const std::string& path, Found& found) {
+void find_size(const nn::Value& value, int dim, const std::string& path, FirstTensor& found) {
   if (value.is_variable()) {
     const Shape& shape = value.variable().shape();
     require<ShapeError>(shape.rank() > dim, "scatter: ", path, " has shape ", shape, ", which has no dimension ", dim);
@@ -208,7 +208,7 @@ Variable gather(std::span<const Variable> pieces, Device device, int dim) {
 }
 
 PooledVector<nn::Value> scatter(const nn::Value& value, std::span<const Device> devices, int dim, Split split) {
-  Found found;
+  FirstTensor found;
   find_size(value, dim, "input", found);
   if (found.size < 0) return PooledVector<nn::Value>(devices.size(), value);
   const PooledVector<std::int64_t> sizes =

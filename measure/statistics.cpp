@@ -74,18 +74,18 @@ std::optional<Interval> interval_of(const std::vector<double>& values) {
 }
 
 std::optional<double> half_interval(const std::vector<double>& values) {
-  constexpr std::size_t kBlocks = 10;
+  constexpr std::size_t kGroups = 10;
   constexpr double kQuantile = 2.262;  // 97.5 % of Student's t with 9 degrees of freedom
-  if (values.size() < 2 * kBlocks) return std::nullopt;
+  if (values.size() < 2 * kGroups) return std::nullopt;
   std::vector<double> blocks;
-  for (std::size_t b = 0; b < kBlocks; ++b) {
-    const auto begin = static_cast<std::ptrdiff_t>(values.size() * b / kBlocks);
-    const auto end = static_cast<std::ptrdiff_t>(values.size() * (b + 1) / kBlocks);
+  for (std::size_t b = 0; b < kGroups; ++b) {
+    const auto begin = static_cast<std::ptrdiff_t>(values.size() * b / kGroups);
+    const auto end = static_cast<std::ptrdiff_t>(values.size() * (b + 1) / kGroups);
     blocks.push_back(mean({values.begin() + begin, values.begin() + end}));
   }
   double squares = 0;
   for (const double block : blocks) squares += std::pow(block - mean(blocks), 2);
-  return kQuantile * std::sqrt(squares / (kBlocks - 1) / kBlocks);
+  return kQuantile * std::sqrt(squares / (kGroups - 1) / kGroups);
 }
 
 std::vector<double> ratios_of(const std::vector<double>& base_us, const std::vector<double>& us) {

@@ -15,7 +15,7 @@ namespace duet::cli {
 namespace {
 
 /// fixed + slope * at.
-struct Line {
+struct LinearFit {
   double fixed = 0, slope = 0;
   double worst = 0;  // largest relative error
   std::string note{};
@@ -36,7 +36,7 @@ std::string why_not(const std::vector<TimePoint>& points, std::size_t least, con
 }
 
 /// Fits a line by least squares as fit.h says; the names of its coefficients are for the note.
-Line fitted_line(const std::vector<TimePoint>& points, const char* fixed_name, const char* slope_name) {
+LinearFit fitted_line(const std::vector<TimePoint>& points, const char* fixed_name, const char* slope_name) {
   double ones = 0, at = 0, squares = 0, us = 0, at_us = 0;  // sums of the normal equations, each divided by us^2
   for (const TimePoint& point : points) {
     const double weight = 1 / point.us, place = point.at * weight;
@@ -47,7 +47,7 @@ Line fitted_line(const std::vector<TimePoint>& points, const char* fixed_name, c
     at_us += place;
   }
   const double determinant = ones * squares - at * at;
-  Line line{.fixed = (us * squares - at_us * at) / determinant, .slope = (ones * at_us - at * us) / determinant};
+  LinearFit line{.fixed = (us * squares - at_us * at) / determinant, .slope = (ones * at_us - at * us) / determinant};
   const auto clamped = [](const char* name, double value) {
     return concat(name, " came out as ", shortest(value), " and was clamped to 0");
   };
@@ -64,7 +64,7 @@ Line fitted_line(const std::vector<TimePoint>& points, const char* fixed_name, c
 
 Fitted<StepCost> fit_step_cost(std::vector<TimePoint> points) {
   if (const std::string why = why_not(points, 3, "batches"); !why.empty()) return {.note = why};
-  const Line line = fitted_line(points, "fixed_us", "per_sample_us");
+  const LinearFit line = fitted_line(points, "fixed_us", "per_sample_us");
   std::sort(points.begin(), points.end(), [](const TimePoint& a, const TimePoint& b) { return a.at < b.at; });
   return {.value = StepCost{.fixed_us = line.fixed,
                             .per_sample_us = line.slope,
@@ -75,7 +75,7 @@ Fitted<StepCost> fit_step_cost(std::vector<TimePoint> points) {
 
 Fitted<TransferCost> fit_transfer(const std::vector<TimePoint>& points) {
   if (const std::string why = why_not(points, 2, "sizes"); !why.empty()) return {.note = why};
-  const Line line = fitted_line(points, "latency_us", "us per byte");
+  const LinearFit line = fitted_line(points, "latency_us", "us per byte");
   const double rate = line.slope > 0 ? 1 / line.slope : std::numeric_limits<double>::infinity();
   return {.value = TransferCost{.latency_us = line.fixed, .bytes_per_us = rate}, .note = line.note};
 }

@@ -47,28 +47,29 @@ std::string checkpoint_folder(const TrainOptions& options) {
 }
 
 /// A checkpoint to go on from.
-struct Found {
+struct ResumePoint {
   LoadedCheckpoint loaded;
   bool restarted = false;  // it is this job's own, after a restart by the launcher
 };
 
 /// After a restart by the launcher this job's own checkpoint, else that of --resume, else none. The name of the run is
 /// kept across restarts, so a checkpoint of another run is never taken.
-std::optional<Found> find_checkpoint(const TrainOptions& options, const NamedTensors& model) {
+std::optional<ResumePoint> find_checkpoint(const TrainOptions& options, const NamedTensors& model) {
   const std::string arch = chosen_network(options).arch, folder = checkpoint_folder(options);
   const std::string run = variable(kRunId), restarts = variable(kRestarts);
   require<UsageError>(options.resume.empty() || options.compat == Compat::duet,
                       "--resume with --compat torch: ", kNoGenerator);
-  std::optional<Found> found;
+  std::optional<ResumePoint> found;
   const bool restarted = !restarts.empty() && restarts != "0" && !run.empty() && run != kNoRunId;
   if (restarted && !folder.empty() && holds_checkpoint(folder)) {
     LoadedCheckpoint loaded = load_checkpoint(folder, arch, model);
     const auto writer = loaded.checkpoint.settings.find(kRun);
-    if (writer != loaded.checkpoint.settings.end() && writer->second == run) found = Found{std::move(loaded), true};
+    if (writer != loaded.checkpoint.settings.end() && writer->second == run)
+      found = ResumePoint{std::move(loaded), true};
     require<UsageError>(!found || options.compat == Compat::duet, "restart ", restarts,
                         " with --compat torch: ", kNoGenerator);
   }
-  if (!found && !options.resume.empty()) found = Found{load_checkpoint(options.resume, arch, model)};
+  if (!found && !options.resume.empty()) found = ResumePoint{load_checkpoint(options.resume, arch, model)};
   if (!found) return found;
   const Checkpoint& checkpoint = found->loaded.checkpoint;
   require<DataError>(checkpoint.arch == arch, found->loaded.path, " is of the model \"", checkpoint.arch,
@@ -87,7 +88,7 @@ void require_resumable(const TrainOptions& options) {
   if (options.resume.empty() && folder.empty()) return;
   const std::unique_ptr<nn::Module> network = make_network(options, classes_of_data(options));
   const NamedTensors model = network->state_dict();
-  const std::optional<Found> found = find_checkpoint(options, model);
+  const std::optional<ResumePoint> found = find_checkpoint(options, model);
   if (!folder.empty())  // the lock is let go: rank 0 takes it
     prepare_checkpoint_folder(folder, found ? found->loaded.checkpoint.step : 0, model, variable(kRunId));
 }
@@ -112,7 +113,7 @@ void Checkpointer::say_position(const std::string& path, bool restarted, const P
 Position Checkpointer::resume() {
   Position position;
   const NamedTensors model = setup_.model().state_dict();
-  if (std::optional<Found> found = find_checkpoint(options_, model)) {
+  if (std::optional<ResumePoint> found = find_checkpoint(options_, model)) {
     LoadedCheckpoint& loaded = found->loaded;
     if (leader_)
       for (const std::string& warning : loaded.warnings) std::fprintf(stderr, "duet: %s\n", printable(warning).c_str());

@@ -9,7 +9,7 @@ namespace duet::ddp {
 namespace {
 
 /// Where a rank was, and what it waited for, so that ranks of the same place are reported together.
-struct Standing {
+struct WaitingRanks {
   std::string text;
   std::vector<int> ranks{}, awaited{};
   std::int64_t waited_ns = 0;
@@ -51,31 +51,30 @@ std::vector<int> awaited_in(const RecordedCall& call, const std::vector<RankReco
   return late;
 }
 
-Standing standing_of(const RankRecord& one, const std::vector<RankRecord>& ranks, int failed_rank,
-                     std::int64_t now_ns) {
-  Standing standing{.text = place_of(one.record.phase, one.record.step), .ranks = {one.rank}};
+WaitingRanks waiting_ranks_of(const RankRecord& one, const std::vector<RankRecord>& ranks, int failed_rank,
+                              std::int64_t now_ns) {
+  WaitingRanks waiting{.text = place_of(one.record.phase, one.record.step), .ranks = {one.rank}};
   if (const auto call = pending_call(one.record)) {
-    standing.awaited = awaited_in(*call, ranks, one.rank, failed_rank);
+    waiting.awaited = awaited_in(*call, ranks, one.rank, failed_rank);
     const std::int64_t end = call->ended_ns > 0 ? call->ended_ns : now_ns;
-    standing.waited_ns = std::max<std::int64_t>(0, end - call->called_ns);
-    standing.text +=
-        standing.awaited.empty() ? ", in " : concat(", waiting for ", rank_names(standing.awaited), " in ");
-    standing.text += describe(*call);
+    waiting.waited_ns = std::max<std::int64_t>(0, end - call->called_ns);
+    waiting.text += waiting.awaited.empty() ? ", in " : concat(", waiting for ", rank_names(waiting.awaited), " in ");
+    waiting.text += describe(*call);
   } else if (!one.record.calls.empty()) {
-    standing.text += concat("; its last call, ", describe(one.record.calls.back()), ", had ended");
+    waiting.text += concat("; its last call, ", describe(one.record.calls.back()), ", had ended");
   }
-  return standing;
+  return waiting;
 }
 
-std::string sentence_of(const Standing& standing) {
-  std::string text = "  " + rank_names(standing.ranks) + " " + standing.text;
-  if (standing.ranks.size() > 1) {
+std::string sentence_of(const WaitingRanks& waiting) {
+  std::string text = "  " + rank_names(waiting.ranks) + " " + waiting.text;
+  if (waiting.ranks.size() > 1) {
     for (const auto& [one, many] : {std::pair(" was ", " were "), std::pair(" before its first", " before their first"),
                                     std::pair("; its last call", "; their last call")})
       if (const auto at = text.find(one); at != std::string::npos) text.replace(at, std::string(one).size(), many);
   }
-  if (standing.awaited.empty()) return text;
-  const std::int64_t tenths = standing.waited_ns / 100'000;
+  if (waiting.awaited.empty()) return text;
+  const std::int64_t tenths = waiting.waited_ns / 100'000;
   return text + concat(", for ", tenths / 10, ".", tenths % 10, " ms");
 }
 
@@ -104,26 +103,26 @@ std::optional<Wait> wait_of(const std::vector<RankRecord>& ranks, std::int64_t n
 }
 
 std::string failure_report(const std::vector<RankRecord>& ranks, int failed_rank, std::int64_t now_ns) {
-  std::vector<Standing> standings;
+  std::vector<WaitingRanks> waits;
   bool any = false;
   for (const RankRecord& one : ranks) {
     any = any || one.record.phase != Phase::none;
-    Standing standing = standing_of(one, ranks, failed_rank, now_ns);
-    const auto same = std::find_if(standings.begin(), standings.end(), [&](const Standing& other) {
-      return other.text == standing.text && other.ranks[0] != failed_rank && one.rank != failed_rank;
+    WaitingRanks waiting = waiting_ranks_of(one, ranks, failed_rank, now_ns);
+    const auto same = std::find_if(waits.begin(), waits.end(), [&](const WaitingRanks& other) {
+      return other.text == waiting.text && other.ranks[0] != failed_rank && one.rank != failed_rank;
     });
-    if (same == standings.end()) {
-      standings.push_back(std::move(standing));
+    if (same == waits.end()) {
+      waits.push_back(std::move(waiting));
       continue;
     }
     same->ranks.push_back(one.rank);
-    same->waited_ns = std::max(same->waited_ns, standing.waited_ns);
+    same->waited_ns = std::max(same->waited_ns, waiting.waited_ns);
   }
   if (!any) return {};
-  std::stable_partition(standings.begin(), standings.end(),
-                        [&](const Standing& standing) { return standing.ranks[0] == failed_rank; });
+  std::stable_partition(waits.begin(), waits.end(),
+                        [&](const WaitingRanks& waiting) { return waiting.ranks[0] == failed_rank; });
   std::string text;
-  for (const Standing& standing : standings) text += (text.empty() ? "" : "\n") + sentence_of(standing);
+  for (const WaitingRanks& waiting : waits) text += (text.empty() ? "" : "\n") + sentence_of(waiting);
   return text;
 }
 

@@ -17,17 +17,17 @@ namespace duet::ddp {
 namespace {
 
 /// How one launcher names the four numbers.
-struct Family {
+struct LauncherVariables {
   const char* name;
   const char* rank;
   const char* size;
   const char* local_rank;
   const char* local_size;
 };
-constexpr Family kPlain = {"environment", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"};
-constexpr Family kOpenMpi = {"Open MPI", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK",
-                             "OMPI_COMM_WORLD_LOCAL_SIZE"};
-constexpr Family kPmi = {"MPICH or Intel MPI", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"};
+constexpr LauncherVariables kPlain = {"environment", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"};
+constexpr LauncherVariables kOpenMpi = {"Open MPI", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE",
+                                        "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"};
+constexpr LauncherVariables kPmi = {"MPICH or Intel MPI", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"};
 constexpr const char* kSlurm = "Slurm";
 
 class Resolver {
@@ -72,7 +72,7 @@ class Resolver {
     return has(one);
   }
 
-  std::optional<LaunchedRank> read(const Family& family) const {
+  std::optional<LaunchedRank> read(const LauncherVariables& family) const {
     if (!has_pair(family.name, family.rank, family.size)) return {};
     LaunchedRank rank;
     rank.launcher = family.name;
@@ -214,7 +214,7 @@ std::optional<int> launched_rank() noexcept {
 }
 
 void forget_rank() {
-  for (const Family& family : {kPlain, kOpenMpi, kPmi})
+  for (const LauncherVariables& family : {kPlain, kOpenMpi, kPmi})
     for (const char* name : {family.rank, family.size, family.local_rank, family.local_size}) ::unsetenv(name);
   for (const char* name :
        {"TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_ERROR_FILE", "GROUP_RANK", "SLURM_STEP_ID"})

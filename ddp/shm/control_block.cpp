@@ -61,20 +61,21 @@ std::size_t whole_pages(std::size_t bytes) {
 
 }  // namespace
 
-struct alignas(kTwoLines) ControlBlock::Cell {
+struct alignas(kTwoLines) ControlBlock::RankSlot {
   std::atomic<std::uint32_t> clock{0};
   std::atomic<std::uint32_t> closed{0};
   std::atomic<std::int32_t> process{0};
   alignas(kTwoLines) std::atomic<std::uint32_t> bell{0};
   std::atomic<std::uint32_t> asleep{0};
-  alignas(kTwoLines) Notice notices[2];
+  alignas(kTwoLines) PostedCall posted_calls[2];
 };
 
-// Cells, then two halves of staging memory for each rank, then has_ring(); later the rings, each of whole pages.
+// Slots of ranks, then two halves of staging memory for each rank, then has_ring(); later the rings, each of whole
+// pages.
 std::unique_ptr<SharedSegment> ControlBlock::make_segment(Store& store, const std::string& key, int rank, int size,
                                                           Milliseconds timeout) {
   const auto ranks = static_cast<std::size_t>(size);
-  const std::size_t bytes = ranks * (sizeof(Cell) + 2 * kHalfBytes) + ranks * ranks * sizeof(std::atomic<bool>);
+  const std::size_t bytes = ranks * (sizeof(RankSlot) + 2 * kHalfBytes) + ranks * ranks * sizeof(std::atomic<bool>);
   return std::make_unique<SharedSegment>(store, key, rank, size, whole_pages(bytes), timeout,
                                          ranks * ranks * whole_pages(ByteRing::kBytes));
 }
@@ -87,7 +88,7 @@ ControlBlock::ControlBlock(std::unique_ptr<SharedSegment> segment, int rank, int
       to_(static_cast<std::size_t>(size)),
       from_(static_cast<std::size_t>(size)),
       processes_(static_cast<std::size_t>(size), -1) {
-  cell(rank).process.store(::getpid());
+  slot(rank).process.store(::getpid());
 }
 
 ControlBlock::~ControlBlock() {
@@ -96,22 +97,24 @@ ControlBlock::~ControlBlock() {
     if (process >= 0) ::close(process);
 }
 
-// Zeroed memory is a new cell, so no rank needs to wait until another has made its own.
-ControlBlock::Cell& ControlBlock::cell(int rank) const {
-  return *reinterpret_cast<Cell*>(segment_->data() + static_cast<std::size_t>(rank) * sizeof(Cell));
+// Zeroed memory is a new slot, so no rank needs to wait until another has made its own.
+ControlBlock::RankSlot& ControlBlock::slot(int rank) const {
+  return *reinterpret_cast<RankSlot*>(segment_->data() + static_cast<std::size_t>(rank) * sizeof(RankSlot));
 }
 
-Notice& ControlBlock::notice(int rank, std::uint64_t sequence) { return cell(rank).notices[sequence % 2]; }
+PostedCall& ControlBlock::posted_call(int rank, std::uint64_t sequence) {
+  return slot(rank).posted_calls[sequence % 2];
+}
 
 std::byte* ControlBlock::staging(int rank) const {
   const auto ranks = static_cast<std::size_t>(size_);
-  return segment_->data() + ranks * sizeof(Cell) + (static_cast<std::size_t>(rank) * 2 + half_) * kHalfBytes;
+  return segment_->data() + ranks * sizeof(RankSlot) + (static_cast<std::size_t>(rank) * 2 + half_) * kHalfBytes;
 }
 
 // By receiver: a rank looks at those of all senders in turn.
 std::atomic<bool>& ControlBlock::has_ring(int from, int to) const {
   const auto ranks = static_cast<std::size_t>(size_);
-  std::byte* const first = segment_->data() + ranks * (sizeof(Cell) + 2 * kHalfBytes);
+  std::byte* const first = segment_->data() + ranks * (sizeof(RankSlot) + 2 * kHalfBytes);
   return reinterpret_cast<std::atomic<bool>*>(
       first)[static_cast<std::size_t>(to) * ranks + static_cast<std::size_t>(from)];
 }
@@ -129,23 +132,23 @@ std::byte* ControlBlock::ring_memory(int from, int to) {
 }
 
 void ControlBlock::post() {
-  cell(rank_).clock.fetch_add(1);
+  slot(rank_).clock.fetch_add(1);
   for (int peer = 0; peer < size_; ++peer)
     if (peer != rank_) ring(peer);
 }
 
 void ControlBlock::ring(int peer) {
-  Cell& other = cell(peer);
+  RankSlot& other = slot(peer);
   if (other.asleep.load() == 0) return;
   other.bell.fetch_add(1);
   futex_wake(other.bell);
 }
 
 void ControlBlock::await_posts(Clock::time_point deadline, bool spin) {
-  const std::uint32_t mine = cell(rank_).clock.load(std::memory_order_relaxed);
+  const std::uint32_t mine = slot(rank_).clock.load(std::memory_order_relaxed);
   // Clocks wrap around, and are never half their range apart.
   const auto behind = [&](int peer) {
-    return static_cast<std::int32_t>(cell(peer).clock.load(std::memory_order_acquire) - mine) < 0;
+    return static_cast<std::int32_t>(slot(peer).clock.load(std::memory_order_acquire) - mine) < 0;
   };
   int next = 0;  // all ranks before it have posted
   const auto ready = [&] {
@@ -169,7 +172,7 @@ void ControlBlock::await(FunctionRef<bool()> ready, FunctionRef<void()> check, C
     if (ready()) return;
     pause_core();
   }
-  Cell& own = cell(rank_);
+  RankSlot& own = slot(rank_);
   for (;;) {
     const std::uint32_t bell = own.bell.load();
     own.asleep.fetch_add(1);  // a rank that makes ready() true after this sees it, and wakes this one
@@ -190,7 +193,7 @@ void ControlBlock::await(FunctionRef<bool()> ready, FunctionRef<void()> check, C
 void ControlBlock::check_alive(int peer) {
   require<CommError>(!closed(rank_), kClosed);
   require<CommError>(!closed(peer), "rank ", name_of(peer), " has closed the connection");
-  const pid_t process = cell(peer).process.load();
+  const pid_t process = slot(peer).process.load();
   if (process == 0 || process == ::getpid()) return;  // it has not come yet, or is a thread of this process
   const std::lock_guard lock(processes_mutex_);
   int& descriptor = processes_[static_cast<std::size_t>(peer)];
@@ -202,10 +205,10 @@ void ControlBlock::check_alive(int peer) {
 }
 
 void ControlBlock::close() {
-  cell(rank_).closed.store(1);
+  slot(rank_).closed.store(1);
   for (int peer = 0; peer < size_; ++peer) ring(peer);
 }
 
-bool ControlBlock::closed(int rank) const { return cell(rank).closed.load() != 0; }
+bool ControlBlock::closed(int rank) const { return slot(rank).closed.load() != 0; }
 
 }  // namespace duet::ddp

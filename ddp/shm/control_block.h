@@ -46,7 +46,7 @@ class ByteRing {
 };
 
 /// What a rank shows the others of the collective it is in.
-struct Notice {
+struct PostedCall {
   CallHeader header;
   std::uint64_t shared_at = 0;  // 1 + the buffer's offset in the rank's shared memory; 0: it is not there
 };
@@ -68,8 +68,8 @@ class ControlBlock {
   int size() const { return size_; }
   int name_of(int rank) const { return names_.empty() ? rank : names_[static_cast<std::size_t>(rank)]; }
 
-  /// The notice of collective `sequence`; this rank's is written before its first post.
-  Notice& notice(int rank, std::uint64_t sequence);
+  /// The call that a rank shows as collective `sequence`; this rank's is written before its first post.
+  PostedCall& posted_call(int rank, std::uint64_t sequence);
   /// A rank's staging memory of the current half.
   std::byte* staging(int rank) const;
   /// Ends the use of the current half.
@@ -96,8 +96,8 @@ class ControlBlock {
   std::byte* ring_memory(int from, int to);
 
  private:
-  struct Cell;
-  Cell& cell(int rank) const;
+  struct RankSlot;
+  RankSlot& slot(int rank) const;
   /// Whether the sender has reserved the ring's memory.
   std::atomic<bool>& has_ring(int from, int to) const;
 

@@ -75,10 +75,10 @@ std::unique_ptr<Engine> ShmCollectives::connect_subset(const Subset& subset) con
 }
 
 void ShmCollectives::begin(const Call& call, std::uint64_t sequence) {
-  Notice& notice = block_.notice(rank_, sequence);
-  notice.header = header_of(call, sequence);
-  notice.shared_at = call.op == Collective::all_reduce ? place_of(call.in) : 0;
-  if (notice.shared_at == 0) stage(call, pass_at(call, 0));
+  PostedCall& posted_call = block_.posted_call(rank_, sequence);
+  posted_call.header = header_of(call, sequence);
+  posted_call.shared_at = call.op == Collective::all_reduce ? place_of(call.in) : 0;
+  if (posted_call.shared_at == 0) stage(call, pass_at(call, 0));
   block_.post();
 }
 
@@ -89,14 +89,14 @@ void ShmCollectives::finish(const Call& call, std::uint64_t sequence, Clock::tim
     block_.await_posts(deadline, spin);
   };
   block_.await_posts(deadline, spin);
-  check_notices(call, sequence);
+  check_posted_calls(call, sequence);
   Pass pass = pass_at(call, 0);
   const bool reduces = call.op == Collective::all_reduce;
   if (const int shared = reduces ? shared_count(sequence) : 0; shared == size_) {
     reduce_shared(call, sequence);
     return meet();
   } else if (shared > 0) {  // some have staged nothing yet
-    if (block_.notice(rank_, sequence).shared_at != 0) stage(call, pass);
+    if (block_.posted_call(rank_, sequence).shared_at != 0) stage(call, pass);
     meet();
   }
   for (;;) {
@@ -113,20 +113,20 @@ void ShmCollectives::finish(const Call& call, std::uint64_t sequence, Clock::tim
   }
 }
 
-void ShmCollectives::check_notices(const Call& call, std::uint64_t sequence) {
+void ShmCollectives::check_posted_calls(const Call& call, std::uint64_t sequence) {
   Agreement all;
   all.add(header_of(call, sequence));
   for (int peer = 0; peer < size_; ++peer)
-    if (peer != rank_) all.add(block_.notice(peer, sequence).header);
+    if (peer != rank_) all.add(block_.posted_call(peer, sequence).header);
   if (all.whole()) return;
   std::vector<RankHeader> ranks;
-  for (int peer = 0; peer < size_; ++peer) ranks.push_back({peer, block_.notice(peer, sequence).header});
+  for (int peer = 0; peer < size_; ++peer) ranks.push_back({peer, block_.posted_call(peer, sequence).header});
   throw CommError(disagreement(ranks));
 }
 
 int ShmCollectives::shared_count(std::uint64_t sequence) {
   int count = 0;
-  for (int peer = 0; peer < size_; ++peer) count += block_.notice(peer, sequence).shared_at != 0;
+  for (int peer = 0; peer < size_; ++peer) count += block_.posted_call(peer, sequence).shared_at != 0;
   return count;
 }
 
@@ -200,7 +200,7 @@ void ShmCollectives::reduce_shared(const Call& call, std::uint64_t sequence) {
     const std::int64_t count = std::min(kCached, shard.count - done);
     parts_.clear();
     for (int peer = 0; peer < size_; ++peer) {
-      std::byte* const buffer = at_place(peer, block_.notice(peer, sequence).shared_at, call.in);
+      std::byte* const buffer = at_place(peer, block_.posted_call(peer, sequence).shared_at, call.in);
       parts_.push_back(buffer + static_cast<std::size_t>(shard.begin + done) * size);
     }
     reduce_parts(parts_, count, call.in.dtype, call.reduce);

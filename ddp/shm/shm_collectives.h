@@ -58,7 +58,7 @@ class ShmCollectives final : public Engine {
   Pass pass_at(const Call& call, std::int64_t begin) const;
   void stage(const Call& call, Pass pass);
   void read(const Call& call, Pass pass);
-  void check_notices(const Call& call, std::uint64_t sequence);
+  void check_posted_calls(const Call& call, std::uint64_t sequence);
   /// How many ranks have the buffer of an all_reduce in shared memory.
   int shared_count(std::uint64_t sequence);
   std::uint64_t place_of(const Buffer& buffer) const;

@@ -28,21 +28,22 @@ constexpr std::string_view kSetting = "setting.";
 constexpr const char* kSeries = "series";
 constexpr std::size_t kKept = 2;
 
-struct Found {
+struct CheckpointFile {
   std::int64_t step;
   fs::path path;
 };
 
 /// The checkpoints of a folder by name, newest first.
-std::vector<Found> list_checkpoints(const fs::path& folder) {
-  std::vector<Found> found;
+std::vector<CheckpointFile> list_checkpoints(const fs::path& folder) {
+  std::vector<CheckpointFile> found;
   for (const std::string& name : list_folder(folder.string())) {
     if (!name.starts_with(kStem) || !name.ends_with(kEnding) || name.size() <= kStem.size() + kEnding.size()) continue;
     const auto step =
         parse_number<std::int64_t>(name.substr(kStem.size(), name.size() - kStem.size() - kEnding.size()));
     if (step && *step >= 0) found.push_back({*step, folder / name});
   }
-  std::sort(found.begin(), found.end(), [](const Found& a, const Found& b) { return a.step > b.step; });
+  std::sort(found.begin(), found.end(),
+            [](const CheckpointFile& a, const CheckpointFile& b) { return a.step > b.step; });
   return found;
 }
 
@@ -155,11 +156,11 @@ bool is_of_series(const std::string& path, const std::string& series) {
 
 /// Removes what is older than the last two of a series. A file too many does no harm.
 void prune(const std::string& folder, std::int64_t step, const std::string& series) {
-  std::vector<Found> older = list_checkpoints(folder);
-  std::erase_if(older, [&](const Found& found) { return found.step >= step; });
+  std::vector<CheckpointFile> older = list_checkpoints(folder);
+  std::erase_if(older, [&](const CheckpointFile& found) { return found.step >= step; });
   if (older.size() < kKept) return;
   std::size_t kept = 1;
-  for (const Found& found : older) {
+  for (const CheckpointFile& found : older) {
     if (!is_of_series(found.path.string(), series) || ++kept <= kKept) continue;
     std::error_code error;
     fs::remove(found.path, error);
@@ -173,7 +174,7 @@ FolderLock prepare_checkpoint_folder(const std::string& folder, std::int64_t ste
   require_writable(folder);
   FolderLock lock(folder, run);
   for (const std::string_view start : {kStem, kBest}) remove_abandoned_temporaries(folder, start);
-  for (const Found& found : list_checkpoints(folder)) {
+  for (const CheckpointFile& found : list_checkpoints(folder)) {
     if (found.step <= step) break;
     bool valid = true, larger = false;
     try {
@@ -230,11 +231,11 @@ LoadedCheckpoint load_any(const std::string& file_or_folder, Check&& check) {
                      status.type() != fs::file_type::not_found ? error.message() : "no such file or folder");
   if (!fs::is_directory(status)) return {read(file_or_folder), file_or_folder, {}};
 
-  const std::vector<Found> all = list_checkpoints(file_or_folder);
+  const std::vector<CheckpointFile> all = list_checkpoints(file_or_folder);
   require<DataError>(!all.empty(), "folder ", file_or_folder, " holds no checkpoint, expected ", kStem, "STEP",
                      kEnding);
   LoadedCheckpoint loaded;
-  for (const Found& found : all) {
+  for (const CheckpointFile& found : all) {
     try {
       loaded.path = found.path.string();
       loaded.checkpoint = read(loaded.path);

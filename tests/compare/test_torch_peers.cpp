@@ -102,7 +102,7 @@ for word; do case "$word" in --bursts=*) files=${word#--bursts=};; esac; done
 echo nonsense >$files.0.answers; read steps <$files.0.commands)");
   const CompareOptions options = options_of(python);
   TorchPeers peers(options, folder.path());
-  const Learnt learnt = peers.start(peers.cells({{Mode::single, 1, 1}})[0]);
+  const TrainedCell learnt = peers.start(peers.cells({{Mode::single, 1, 1}})[0]);
   CHECK_FALSE(learnt.run.ok);
   CHECK(learnt.parked == nullptr);
   CHECK_THAT(learnt.run.error, ContainsSubstring("the PyTorch peer wrote something else than its times"));
@@ -166,7 +166,7 @@ while read steps && read same <&3; do
 done)");
   const CompareOptions options = options_of(python);
   TorchPeers peers(options, folder.path());
-  const Learnt learnt = peers.start(peers.cells({{Mode::ddp, 2, 1}})[2]);
+  const TrainedCell learnt = peers.start(peers.cells({{Mode::ddp, 2, 1}})[2]);
   REQUIRE(learnt.run.error.empty());
   CHECK(learnt.run.mode == "torch ddp");
   CHECK(learnt.run.startup_s == 2.5);

@@ -141,7 +141,7 @@ class Run {
     if (to_all || from_all || both) call.out = buffer(count * (from_all || both ? 2 : 1), dtype, false);
     call_ = call;
     collectives_.begin(call, sequence_);
-    if (!input_.flag()) host_.control_block->notice(1, sequence_) = host_.control_block->notice(0, sequence_);
+    if (!input_.flag()) host_.control_block->posted_call(1, sequence_) = host_.control_block->posted_call(0, sequence_);
   }
 
   void finish() {

@@ -175,7 +175,7 @@ TEST_CASE("a buffer that lies outside of a rank's shared memory is not touched")
   const Call call{.op = Collective::all_reduce, .in = buffer};
   ShmCollectives collectives(std::make_unique<ShmTransport>(std::move(two.control_block[0])));
   collectives.add_arena(two.arena[0]);
-  Notice& other = two.control_block[1]->notice(1, 0);
+  PostedCall& other = two.control_block[1]->posted_call(1, 0);
   other.header = header_of(call, 0);
   other.shared_at = place;
   for (int i = 0; i < 2; ++i) two.control_block[1]->post();
