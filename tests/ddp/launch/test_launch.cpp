@@ -155,8 +155,13 @@ TEST_CASE("SIGINT, SIGTERM, SIGHUP and SIGQUIT to the launcher end all ranks; it
 
 TEST_CASE("a second Ctrl-C kills ranks that do not end at the first") {
   Launcher launcher("stubborn");
+  const auto first = Clock::now();
   ::kill(launcher.pid, SIGINT);
-  for (int rank = 0; rank < 2; ++rank) CHECK(launcher.line() == "signalled");
+  for (int rank = 0; rank < 2; ++rank) {
+    const std::string line = launcher.line();
+    INFO("after " << duet::microseconds_since(first) << " us; a rank that does not print is killed after 60 s");
+    CHECK(line == "signalled");
+  }
   const auto begin = Clock::now();
   ::kill(launcher.pid, SIGINT);
   std::string last = "signalled";
