@@ -109,10 +109,10 @@ TEST_CASE("beyond loopback there must be a secret") {
 }
 
 TEST_CASE("ranks of one host meet on loopback where they have no secret") {
-  using Variables = std::vector<std::pair<std::string, std::string>>;
-  const Variables one_host = {{"MASTER_ADDR", "192.0.2.1"}, {kSecretVariable, ""}};
+  using Environment = std::vector<std::pair<std::string, std::string>>;
+  const Environment one_host = {{"MASTER_ADDR", "192.0.2.1"}, {kSecretVariable, ""}};
   CHECK(run_worker(2, {"rounds", "3"}, {.environment = one_host}).result.message.empty());
-  Variables unknown = one_host;
+  Environment unknown = one_host;
   for (const char* name : {"LOCAL_RANK", "LOCAL_WORLD_SIZE"}) unknown.emplace_back(name, "");
   CHECK_THAT(run_worker(2, {"rounds", "3"}, {.environment = unknown}).result.message,
              ContainsSubstring("ranks that meet at 192.0.2.1, beyond this host, need a secret"));
