@@ -23,9 +23,9 @@ const std::string kSecret = "a secret of the fuzzer";
 constexpr Milliseconds kTimeout{45};  // less than the client's pause before it tries again
 constexpr int kAnswers = 1000;        // ms
 
-class Listener {
+class LoopbackListener {
  public:
-  Listener() : socket_(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
+  LoopbackListener() : socket_(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
     sockaddr_in address = loopback_address(0);
     socklen_t bytes = sizeof address;
     auto* const any = reinterpret_cast<sockaddr*>(&address);
@@ -92,7 +92,7 @@ void call(TcpStore& store, std::uint8_t what, const std::string& text) {
 }  // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
-  static const Listener listener;
+  static const LoopbackListener listener;
   Input input(data, size);
   std::vector<std::uint8_t> questions(1 + input.below(4));
   for (std::uint8_t& what : questions) what = input.take<std::uint8_t>();
