@@ -1,9 +1,10 @@
 // All of duet for users: what is installed is this header and those that it includes.
 #pragma once
 
-// Tensors, devices, random numbers, files.
+// Tensors, devices, random numbers, files, the trace.
 #include "lib/base/progress_meter.h"
 #include "lib/base/sha256.h"
+#include "lib/base/trace.h"
 #include "lib/device.h"
 #include "lib/error.h"
 #include "lib/io/checkpoint.h"

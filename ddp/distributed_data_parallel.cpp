@@ -202,7 +202,7 @@ class ModuleHooks final : public GradientSynchroniser {
       if (add_sum_aside(slot, reducer().used(mirrored(slot)))) store_.set_summed(slot);
     sums_aside_.clear();
     store_.hooks().forget_normalisers();
-    const std::int64_t step = reducer().times().steps;
+    const std::int64_t step = reducer().steps();
     if (options_.compare_parameters_every > 0 && !joining() && step % options_.compare_parameters_every == 0)
       compare_parameters(step);
   }
@@ -267,7 +267,7 @@ DistributedDataParallel::DistributedDataParallel(nn::Module& module, ProcessGrou
 
 DistributedDataParallel::~DistributedDataParallel() = default;
 
-WrapperTimes DistributedDataParallel::times() const { return hooks_->times(); }
+std::int64_t DistributedDataParallel::steps() const { return hooks_->reducer().steps(); }
 
 DistributedDataParallel::NoSync DistributedDataParallel::no_sync() { return hooks_->no_sync(); }
 
@@ -282,9 +282,8 @@ T DistributedDataParallel::run(nn::Context& context, const T& input) const {
   };
   if (!training() || !hooks_->synchronises() || !grad_enabled()) return forward();
   hooks_->forward_begins(context);
-  const Clock::time_point begin = Clock::now();
   T output = forward();
-  hooks_->forward_ended(begin);
+  hooks_->forward_ended();
   return output;
 }
 

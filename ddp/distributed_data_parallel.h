@@ -10,7 +10,6 @@
 #include "ddp/comm_hook.h"
 #include "ddp/group/process_group.h"
 #include "lib/base/lasting.h"
-#include "lib/base/trace.h"
 #include "lib/nn/module.h"
 
 namespace duet::ddp {
@@ -73,8 +72,8 @@ class DistributedDataParallel : public nn::Module {
   nn::Value forward(nn::Context& context, const nn::Value& input) const override;
   nn::Module& module() { return module_; }
   ProcessGroup& group() { return group_; }
-  /// Times of the synchronised steps.
-  WrapperTimes times() const;
+  /// Synchronised steps so far; recording one does not count.
+  std::int64_t steps() const;
 
   /// While it or a copy of it lives, backward accumulates gradients on this rank only. The next backward without it
   /// reduces what has accumulated: `auto guard = net.no_sync();`, or `NoSync guard;` and an assignment where that

@@ -11,7 +11,7 @@ GradientSynchroniser::GradientSynchroniser(ProcessGroup& group, std::vector<Redu
     : group_(group), reducer_(group, std::move(slots), options) {}
 
 void GradientSynchroniser::enter(Phase phase) const {
-  const std::int64_t step = reducer_.times().steps + (phase == Phase::after ? 0 : 1);
+  const std::int64_t step = reducer_.steps() + (phase == Phase::after ? 0 : 1);
   if (group_.flight_recorder()) group_.flight_recorder()->enter(phase, step);
 }
 
@@ -25,12 +25,6 @@ int GradientSynchroniser::forward_begins() {
   return joins_.lasts() ? highest_active_rank(true) : 0;
 }
 
-void GradientSynchroniser::forward_ended(Clock::time_point begin) {
-  enter(Phase::backward);
-  forward_end_ = Clock::now();
-  if (!recorded_) forward_us_ += microseconds(forward_end_ - begin);
-}
-
 void GradientSynchroniser::backward_begins() {
   if (std::exchange(in_backward_, true)) reducer_.end_step();
 }
@@ -38,7 +32,6 @@ void GradientSynchroniser::backward_begins() {
 void GradientSynchroniser::backward_ended(FunctionRef<bool(int slot)> has_gradient) {
   for (int slot = 0; slot < reducer_.slot_count(); ++slot)
     if (!reducer_.ready(slot) && has_gradient(slot)) reducer_.mark_ready(slot);
-  if (!recorded_) backward_us_ += microseconds_since(forward_end_);
   reducer_.finish();
   in_backward_ = recorded_ = false;
   enter(Phase::after);
@@ -54,9 +47,9 @@ int GradientSynchroniser::highest_active_rank(bool trains) {
 void GradientSynchroniser::join(const std::function<void()>& body, const Join& calls) {
   require<UsageError>(!joins_.lasts(), "join() is called within join()");
   const Lasting::Hold joins = joins_.hold();
-  const std::int64_t before = reducer_.times().steps;
+  const std::int64_t before = reducer_.steps();
   body();
-  const std::int64_t trained = reducer_.times().steps - before;
+  const std::int64_t trained = reducer_.steps() - before;
   for (int root = 0; (root = highest_active_rank(false)) >= 0;) {
     calls.step_begins(root);
     if (calls.by_rows) weights_->exchange(group_, {.trains = false});
@@ -65,13 +58,6 @@ void GradientSynchroniser::join(const std::function<void()>& body, const Join& c
   std::int64_t longest = trained * group_.size() + group_.rank();
   group_.all_reduce({&longest, 1, DType::i64}, ReduceOp::max).wait();
   calls.parameters_and_buffers(static_cast<int>(longest % group_.size()));
-}
-
-WrapperTimes GradientSynchroniser::times() const {
-  WrapperTimes times = reducer_.times();
-  times.forward_us = forward_us_;
-  times.backward_us = backward_us_;
-  return times;
 }
 
 }  // namespace duet::ddp

@@ -12,12 +12,10 @@
 #include "ddp/reducer.h"
 #include "lib/base/function_ref.h"
 #include "lib/base/lasting.h"
-#include "lib/base/trace.h"
-#include "lib/monotonic.h"
 
 namespace duet::ddp {
 
-/// The steps of one wrapper: their phases in the flight recorder, their times, the Reducer, no_sync() and join(). The
+/// The steps of one wrapper: their phases in the flight recorder, the Reducer, no_sync() and join(). The
 /// wrapper says when forward and backward begin and end, and when a gradient is complete. A step whose forward begins
 /// while its device is recorded (lib/backend/step_graph.h) does not count. Used by one thread at a time; the group must
 /// outlive it.
@@ -34,8 +32,7 @@ class GradientSynchroniser {
   /// The forward of a synchronised step begins. Returns the rank whose buffers all get: rank 0, within join() the
   /// highest that trains a step now. All ranks call it.
   int forward_begins();
-  /// The forward, which began at `begin`.
-  void forward_ended(Clock::time_point begin);
+  void forward_ended() const { enter(Phase::backward); }
   /// A synchronised backward begins. What one that threw has left is forgotten.
   void backward_begins();
   /// A synchronised backward has computed all that it will: waits for the sums of all ranks. `has_gradient`: of a slot
@@ -57,7 +54,6 @@ class GradientSynchroniser {
   const std::shared_ptr<RankWeights>& weights() const { return weights_; }
   /// Numbers the forwards.
   std::uint64_t next_forward() { return ++forwards_; }
-  WrapperTimes times() const;
 
  private:
   void enter(Phase phase) const;
@@ -71,8 +67,6 @@ class GradientSynchroniser {
   std::uint64_t forwards_ = 0;
   bool recorded_ = false;     // the step whose forward has begun, and whose backward has not ended
   bool in_backward_ = false;  // one that synchronises
-  Clock::time_point forward_end_{};
-  double forward_us_ = 0, backward_us_ = 0;
 };
 
 }  // namespace duet::ddp

@@ -150,7 +150,7 @@ void Reducer::mark_ready(int slot) {
 void Reducer::require_expected(int slot) const {
   const auto i = static_cast<std::size_t>(slot);
   require<UsageError>(expected_.empty() || expected_[i], "static_graph: the graph has changed: the gradient of ",
-                      slots_[i].name, " became ready in step ", times_.steps + 1, " on rank ", group_.rank(),
+                      slots_[i].name, " became ready in step ", steps_ + 1, " on rank ", group_.rank(),
                       ", but not in the first", kGraphsThatChange);
 }
 
@@ -167,7 +167,6 @@ GradBucket Reducer::grad_bucket(std::size_t index) const {
 
 void Reducer::send_ready_buckets() {
   for (; sent_ < buckets_.size() && buckets_[sent_].missing == 0; ++sent_) {
-    if (sent_ == 0) first_sent_ = Clock::now();
     Bucket& bucket = buckets_[sent_];
     fault_point("all_reduce");
     if (group_.flight_recorder()) group_.flight_recorder()->next_bucket(static_cast<int>(sent_));
@@ -221,7 +220,7 @@ void Reducer::settle_missing() {
   }
   if (sent_ == buckets_.size()) return;
   if (options_.static_graph) {
-    throw UsageError(concat("static_graph: the graph has changed: step ", times_.steps + 1, " on rank ", group_.rank(),
+    throw UsageError(concat("static_graph: the graph has changed: step ", steps_ + 1, " on rank ", group_.rank(),
                             " has no gradient for ", missing_names(), ", but the first step had", kGraphsThatChange));
   }
   if (options_.find_unused_parameters) zero_missing();
@@ -236,18 +235,13 @@ bool Reducer::recorded() const { return recording_of(slots_.front().device) != 0
 
 void Reducer::wait_for_sent() {
   const bool counts = !recorded();
-  const Clock::time_point begin = Clock::now();
   const std::size_t sent = sent_;
   std::optional<TraceSpan> span;
-  if (counts) span.emplace("communication", slots_.front().device);
+  if (counts) span.emplace("communication", slots_.front().device, TraceEvent::Kind::work, group_.rank());
   agree_on_used();
   end_step();
   for (std::size_t i = 0; options_.comm_hook && i < sent; ++i) options_.comm_hook->finish(group_, grad_bucket(i));
-  if (!counts) return;
-  const Clock::time_point end = Clock::now();
-  times_.exposed_us += microseconds(end - begin);
-  times_.communication_us += microseconds(end - first_sent_);
-  ++times_.steps;
+  if (counts) ++steps_;
 }
 
 void Reducer::end_step() {

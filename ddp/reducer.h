@@ -10,9 +10,7 @@
 
 #include "ddp/comm_hook.h"
 #include "ddp/group/process_group.h"
-#include "lib/base/trace.h"
 #include "lib/device.h"
-#include "lib/monotonic.h"
 #include "lib/tensor.h"
 
 namespace duet::ddp {
@@ -101,8 +99,8 @@ class Reducer {
   /// Whether any rank used the slot in the step that was reduced last. The sum of one that none used is zero, and
   /// stands for no gradient.
   bool used(int slot) const { return used_.empty() || used_[static_cast<std::size_t>(slot)] != 0; }
-  /// Steps and their communication.
-  const WrapperTimes& times() const { return times_; }
+  /// Steps that were reduced; recording one does not count.
+  std::int64_t steps() const { return steps_; }
 
  private:
   struct Bucket {
@@ -135,8 +133,7 @@ class Reducer {
   bool begun_ = false;              // a slot of this step was marked
   double scale_ = 1;
   std::size_t sent_ = 0;  // buckets sent in this step
-  Clock::time_point first_sent_{};
-  WrapperTimes times_;
+  std::int64_t steps_ = 0;
 };
 
 }  // namespace duet::ddp

@@ -16,20 +16,6 @@
 namespace duet::dp {
 namespace {
 
-/// Adds the time since the last lap to `sum_us`, and traces it where it has a name.
-struct Stopwatch {
-  const std::vector<Device>& devices;
-  Clock::time_point last = Clock::now();
-  void lap(double& sum_us, const char* name = nullptr) {
-    TimedParts::end_part(devices);
-    const Clock::time_point now = Clock::now();
-    sum_us += microseconds(now - last);
-    if (name != nullptr)
-      Trace::add({.name = name, .device = devices[0], .begin_ns = to_ns(last), .end_ns = to_ns(now)});
-    last = now;
-  }
-};
-
 /// The value with all its tensors stamped as one global batch, so that losses and dropout in the replicas use the
 /// rows' numbers in it.
 nn::Value stamped(const nn::Value& value, const Rows& stamp) {
@@ -78,18 +64,18 @@ nn::Value DataParallel::forward(nn::Context& context, const nn::Value& input) co
   const nn::Value whole = stampable    ? stamped(input, {.step = context.step, .first = 0, .global = x->shape()[0]})
                           : cut_across ? stamped(input, {})
                                        : input;
-  Stopwatch watch{.devices = options_.devices};
-  const PooledVector<nn::Value> pieces =
-      scatter(whole, options_.devices, options_.dim, blocked ? Split::blocked : Split::chunk);
-  watch.lap(times_->scatter_us, "scatter");
+  PooledVector<nn::Value> pieces;
+  {
+    const TraceSpan span("scatter", options_.devices[0]);
+    pieces = scatter(whole, options_.devices, options_.dim, blocked ? Split::blocked : Split::chunk);
+    TimedParts::end_part(options_.devices);
+  }
   if (options_.devices.size() > 1) {
     const Variable* const batch = nn::first_tensor(whole);
     if (batch == nullptr) return run_replicas(context, pieces, {}, 1);
     return run_replicas(context, pieces, batch->value().stamp(), batch->shape().rank() > 0 ? batch->shape()[0] : 1);
   }
-  nn::Value output = forward_(context, pieces[0]);
-  watch.lap(times_->forward_us);
-  return output;
+  return forward_(context, pieces[0]);
 }
 
 nn::Value DataParallel::run_replicas(nn::Context& context, const PooledVector<nn::Value>& pieces, const Rows& batch,
@@ -97,21 +83,23 @@ nn::Value DataParallel::run_replicas(nn::Context& context, const PooledVector<nn
   require<UsageError>(context.stream == nullptr,
                       "PyTorch's stream of random numbers has one order, so it needs one device, got ",
                       options_.devices.size());
-  Stopwatch watch{.devices = options_.devices};
-  replicas_->replicate(context, static_cast<int>(pieces.size()), {batch.first, batch.first + count});
-  watch.lap(times_->replicate_us, "replicate");
-  const PooledVector<nn::Value> outputs =
-      parallel_apply(replicas_, context, pieces, normaliser_of(batch, count), times_);
+  {
+    const TraceSpan span("replicate", options_.devices[0]);
+    replicas_->replicate(context, static_cast<int>(pieces.size()), {batch.first, batch.first + count});
+    TimedParts::end_part(options_.devices);
+  }
+  const PooledVector<nn::Value> outputs = parallel_apply(replicas_, context, pieces, normaliser_of(batch, count));
   context.draws.take(replicas_->context(0).draws);  // all replicas count alike
-  watch.lap(times_->forward_us);
+  TimedParts::end_part(options_.devices);
   PooledVector<std::int64_t> sizes;
   for (const nn::Value& piece : pieces) {
     const Variable* const rows = nn::first_tensor(piece);
     sizes.push_back(rows ? rows->shape()[options_.dim] : 1);
   }
+  const TraceSpan span("gather", options_.devices[0]);
   fault_point("gather");
   nn::Value joined = join(outputs, sizes, batch);
-  watch.lap(times_->gather_us, "gather");
+  TimedParts::end_part(options_.devices);
   return joined;
 }
 

@@ -52,8 +52,6 @@ class DataParallel : public nn::Module {
   /// See Replicas; without persistent replicas on devices of their own there is nothing to compare.
   void require_same_replicas() const { replicas_->require_same_values(); }
 
-  const WrapperTimes& times() const { return *times_; }
-
  private:
   /// `batch`: the stamp of what the pieces were cut from, of which `count` rows are here.
   nn::Value run_replicas(nn::Context& context, const PooledVector<nn::Value>& pieces, const Rows& batch,
@@ -65,7 +63,6 @@ class DataParallel : public nn::Module {
   DataParallelOptions options_;
   Replicas::Forward forward_;  // runs the module, and the loss if that is computed in the replicas
   std::shared_ptr<Replicas> replicas_;
-  std::shared_ptr<WrapperTimes> times_ = std::make_shared<WrapperTimes>();
 };
 
 }  // namespace duet::dp

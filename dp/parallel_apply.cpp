@@ -48,17 +48,12 @@ struct ParallelApplyNode final : Node {
   const char* name() const override { return "parallel_apply"; }
 
   void backward(const Gradients& g) override {
-    const auto start = Clock::now();
     run_replicas(g);
     for (std::size_t i = 0; i < inputs.size(); ++i) g.inputs[i] = inputs[i].grad();
     TimedParts::end_part(replicas->devices());
-    times->backward_us += microseconds_since(start);
-    const auto sum_start = Clock::now();
     const TraceSpan span("communication", replicas->devices()[0]);
     deliver_parameters(g);
     TimedParts::end_part(replicas->devices());
-    times->exposed_us += microseconds_since(sum_start);
-    times->communication_us = times->exposed_us;
   }
 
   void release() override {
@@ -132,7 +127,6 @@ struct ParallelApplyNode final : Node {
   }
 
   std::shared_ptr<Replicas> replicas;
-  std::shared_ptr<WrapperTimes> times;
   BatchSums* others = nullptr;                      // the outer wrapper's sums over processes, in this tape's forward
   Tensor model_gradients;                           // the module's run of the model's flat gradient
   PooledVector<PooledVector<Variable>> outputs_of;  // by replica, each on its own tape
@@ -143,8 +137,7 @@ struct ParallelApplyNode final : Node {
 }  // namespace
 
 PooledVector<nn::Value> parallel_apply(const std::shared_ptr<Replicas>& replicas, nn::Context& model,
-                                       std::span<const nn::Value> inputs, Normaliser of_all_parts,
-                                       const std::shared_ptr<WrapperTimes>& times) {
+                                       std::span<const nn::Value> inputs, Normaliser of_all_parts) {
   const bool record = grad_enabled();
   PooledVector<Edge> input_edges;
   PooledVector<Variable> leaves;
@@ -184,7 +177,6 @@ PooledVector<nn::Value> parallel_apply(const std::shared_ptr<Replicas>& replicas
   for (int s = 0; s < range.slots; ++s) node->add_edge(model.parameter(range.first_slot + s).edge());
   node->set_normalisers(normalisers);
   node->replicas = replicas;
-  node->times = times;
   node->others = model.batch_sums;
   node->model_gradients = model.store->gradients_of(range.first_slot - model.first_slot, range.slots);
   node->outputs_of = std::move(outputs_of);

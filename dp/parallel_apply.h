@@ -17,7 +17,6 @@ namespace duet::dp {
 /// lowest one's exception is rethrown after all have stopped, with its own type and "replica 1 on device cpu:1" in
 /// front. `of_all_parts`: what a loss of all inputs' rows would be divided by. `times` gets the times of backward.
 PooledVector<nn::Value> parallel_apply(const std::shared_ptr<Replicas>& replicas, nn::Context& model,
-                                       std::span<const nn::Value> inputs, Normaliser of_all_parts,
-                                       const std::shared_ptr<WrapperTimes>& times);
+                                       std::span<const nn::Value> inputs, Normaliser of_all_parts);
 
 }  // namespace duet::dp

@@ -1,8 +1,10 @@
 #include "measure/events.h"
 
 #include <algorithm>
+#include <array>
 #include <cstddef>
 #include <optional>
+#include <string_view>
 #include <utility>
 
 #include "measure/json_fields.h"
@@ -13,6 +15,17 @@ namespace {
 
 constexpr PartName kForward{"forward", &StepParts::forward}, kBackward{"backward", &StepParts::backward},
     kCommunication{"communication", &StepParts::communication};
+
+constexpr std::size_t kMostNested = 8;
+
+/// Null: none.
+double StepParts::*part_of(const TraceEvent& event) {
+  const std::string_view name(event.name);
+  if (name == kReplayed) return &StepParts::update;
+  for (const PartName& part : kStepParts)
+    if (name == part.name) return part.member;
+  return nullptr;
+}
 
 double us(std::int64_t ns) { return static_cast<double>(ns) / 1e3; }
 
@@ -157,11 +170,30 @@ std::vector<double> interval_around(double value, const std::vector<double>& of_
 
 }  // namespace
 
+void add_parts(std::span<const TraceEvent> events, Device lane, StepParts& parts) {
+  struct Open {
+    double StepParts::*part;
+    std::int64_t end_ns;
+  };
+  std::array<Open, kMostNested> open{};  // the events around the next, the outermost first
+  std::size_t depth = 0;
+  for (const TraceEvent& event : events) {
+    double StepParts::*const part = part_of(event);
+    if (event.kind != TraceEvent::Kind::work || event.device != lane || part == nullptr) continue;
+    while (depth > 0 && open[depth - 1].end_ns <= event.begin_ns) --depth;
+    parts.*part += event.us();
+    if (depth > 0) parts.*open[depth - 1].part -= event.us();
+    if (depth < kMostNested) open[depth++] = {part, event.end_ns};
+  }
+}
+
 std::string trace_text(std::span<const TraceEvent> events) {
   Json out = Json::array();
-  for (const TraceEvent& event : events)
+  for (const TraceEvent& event : events) {
+    if (event.kind == TraceEvent::Kind::device_communication) continue;
     out.push_back(
         {event.name, static_cast<int>(event.kind), event.device.str(), event.amount, event.begin_ns, event.end_ns});
+  }
   return out.dump();
 }
 

@@ -12,7 +12,7 @@
 
 namespace duet::cli {
 
-/// A TraceEvent that may be of another process.
+/// A TraceEvent that may be of another process; never one that a device timed.
 struct RankEvent {
   std::string name;
   TraceEvent::Kind kind = TraceEvent::Kind::work;
@@ -23,6 +23,13 @@ struct RankEvent {
   bool is_communication() const { return kind == TraceEvent::Kind::communication; }
 };
 using RankEvents = std::vector<RankEvent>;
+
+/// Name of the event of a step that was replayed with others, of which only all together were timed.
+inline constexpr const char* kReplayed = "graph";
+
+/// Adds the times of the parts of steps on `lane` to `parts`: of an event its time without that of the events within
+/// it. A replayed step counts as update. `events` in the order of Trace::read().
+void add_parts(std::span<const TraceEvent> events, Device lane, StepParts& parts);
 
 /// The events of one rank as text, to be sent to rank 0, and back.
 std::string trace_text(std::span<const TraceEvent> events);

@@ -17,7 +17,6 @@
 #include "lib/base/function_ref.h"
 #include "lib/base/lasting.h"
 #include "lib/error.h"
-#include "lib/monotonic.h"
 #include "lib/random.h"
 #include "lib/tensor.h"
 #include "torch/device_order.h"
@@ -98,7 +97,7 @@ class BlockSteps {
     const std::int64_t global = global_rows(rows), first = block_begin(first_block(), global);
     module_.synchroniser_.backward_begins();
     module_.forward_begins();
-    module_.forward_ended(Clock::now());
+    module_.forward_ended();
     used_.assign(module_.accumulated_.size(), 0);
     std::vector<at::Tensor> buffers;  // after the first block, whose statistics count
     double sum = 0;
@@ -107,7 +106,7 @@ class BlockSteps {
     if (seeds_) seeds.emplace(seeds_->seed(), module_.layout_.device());
     for (int block = 0; block < own_; ++block) {
       const int number = first_block() + block;
-      if (seeds) seeds->block(static_cast<std::uint64_t>(module_.times().steps * kBlocks + number));
+      if (seeds) seeds->block(static_cast<std::uint64_t>(module_.steps() * kBlocks + number));
       const std::int64_t begin = block_begin(number, global) - first, end = block_begin(number + 1, global) - first;
       for (std::size_t i = 0; i < used_.size(); ++i) module_.gradient(i) = at::Tensor();
       if (begin < end) {

@@ -14,9 +14,7 @@
 
 #include "ddp/group/process_group.h"
 #include "lib/base/lasting.h"
-#include "lib/base/trace.h"
 #include "lib/error.h"
-#include "lib/monotonic.h"
 #include "torch/block_steps.h"
 #include "torch/ddp_options.h"
 #include "torch/module_synchroniser.h"
@@ -59,9 +57,8 @@ class DistributedDataParallel {
     const bool synchronises = synchroniser_->synchronises();
     if (synchronises) synchroniser_->forward_begins();
     const std::int64_t rows = rows_of(inputs...);
-    const Clock::time_point begin = Clock::now();
     auto output = call(*module_, std::forward<Inputs>(inputs)...);
-    if (synchronises) synchroniser_->forward_ended(begin);
+    if (synchronises) synchroniser_->forward_ended();
     synchroniser_->weigh(output, rows);
     return output;
   }
@@ -76,8 +73,6 @@ class DistributedDataParallel {
   Module& module() { return *module_; }
   Module* operator->() { return module_.get(); }
   ddp::ProcessGroup& group() { return synchroniser_->group(); }
-  /// Times of the synchronised steps. Steps in blocks count as backward.
-  WrapperTimes times() const { return synchroniser_->times(); }
 
   /// While it or a copy of it lives, backward accumulates gradients on this rank only. The next backward without it
   /// reduces what has accumulated: `auto guard = net.no_sync();`, or `NoSync guard;` and an assignment where that

@@ -19,9 +19,7 @@
 #include "ddp/rank_weights.h"
 #include "lib/autograd/node.h"
 #include "lib/base/lasting.h"
-#include "lib/base/trace.h"
 #include "lib/error.h"
-#include "lib/monotonic.h"
 #include "torch/backward_hooks.h"
 #include "torch/ddp_options.h"
 #include "torch/device_order.h"
@@ -65,7 +63,7 @@ class ModuleSynchroniser {
   bool synchronises() const { return synchroniser_.synchronises() && !in_block_.lasts(); }
   ddp::ProcessGroup& group() { return group_; }
   const DistributedDataParallelOptions& options() const { return options_; }
-  WrapperTimes times() const { return synchroniser_.times(); }
+  std::int64_t steps() const { return synchroniser_.reducer().steps(); }
 
   /// Before a forward that backward may follow. Throws UsageError that names a parameter which was converted or
   /// unfrozen since it was wrapped.
@@ -95,7 +93,7 @@ class ModuleSynchroniser {
     const int root = synchroniser_.forward_begins();
     if (options_.broadcast_buffers) broadcast_together(group_, buffers_, root);
   }
-  void forward_ended(Clock::time_point begin) { synchroniser_.forward_ended(begin); }
+  void forward_ended() const { synchroniser_.forward_ended(); }
 
   /// Counts a forward's `rows` in training for the gradients' weights, as soon as backward reaches the output.
   template <class Output>
@@ -261,7 +259,7 @@ class ModuleSynchroniser {
       if (synchroniser_.reducer().used(static_cast<int>(i)) && !gradients_.holds(i, gradient(i)))
         gradient(i) = gradients_[i];
     }
-    const std::int64_t step = times().steps, every = options_.compare_parameters_every;
+    const std::int64_t step = steps(), every = options_.compare_parameters_every;
     if (every > 0 && !synchroniser_.joining() && step % every == 0) compare_parameters(step);
   }
 

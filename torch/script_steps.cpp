@@ -8,14 +8,17 @@
 #include <torch/script.h>
 #include <torch/version.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <optional>
 #include <span>
+#include <string_view>
 #include <utility>
 #include <vector>
 
 #include "ddp/group/process_group.h"
+#include "lib/base/trace.h"
 #include "lib/error.h"
 #include "lib/monotonic.h"
 #include "torch/ddp.h"
@@ -67,17 +70,34 @@ class Steps final : public ddp::ScriptSteps {
  private:
   using Wrapper = DistributedDataParallel<ScriptModule>;
 
-  double communication_us() const { return wrapper_ ? wrapper_->times().communication_us : 0; }
-  double exposed_us() const { return wrapper_ ? wrapper_->times().exposed_us : 0; }
+  /// Times of the wrapper's buckets.
+  struct BucketTimes {
+    double exposed_us = 0;        // what backward waited for them
+    double communication_us = 0;  // from the begin of the first to the end of the last
+  };
+  BucketTimes buckets_since(std::uint64_t position) {
+    BucketTimes found;
+    if (!wrapper_) return found;
+    std::int64_t begin_ns = INT64_MAX;
+    Trace::read(position, events_);
+    for (const TraceEvent& event : events_) {
+      if (event.is_communication() && event.device.index == group_.rank())
+        begin_ns = std::min(begin_ns, event.begin_ns);
+      if (std::string_view(event.name) != "communication" || event.amount != group_.rank()) continue;
+      found.exposed_us += event.us();
+      found.communication_us = static_cast<double>(event.end_ns - std::min(begin_ns, event.begin_ns)) / 1e3;
+    }
+    return found;
+  }
 
   ScriptStepTimes step(bool synchronises) {
     const std::int64_t begin = done_++ * options_.rows % (order_.size(0) - options_.rows);
-    const double communication = communication_us(), exposed = exposed_us();
     const Clock::time_point start = Clock::now();
     const at::Tensor picked = order_.narrow(0, begin, options_.rows);
     optimizer_.zero_grad();
     const at::Tensor loss = loss_of(images_.index({picked}), labels_.index({picked}));
     const Clock::time_point forward_end = Clock::now();
+    const std::uint64_t position = Trace::position();
     loss.backward();
     const Clock::time_point backward_end = Clock::now();
     double averaging = 0;
@@ -87,12 +107,13 @@ class Steps final : public ddp::ScriptSteps {
     }
     optimizer_.step();
     total_ += loss.detach();
-    const double in_backward = exposed_us() - exposed;
-    return {.whole = microseconds_since(start),
+    const double whole = microseconds_since(start);
+    const BucketTimes buckets = buckets_since(position);
+    return {.whole = whole,
             .forward = microseconds(forward_end - start),
-            .backward = microseconds(backward_end - forward_end) - in_backward,
-            .exposed = averaging + in_backward,
-            .communication = averaging + communication_us() - communication,
+            .backward = microseconds(backward_end - forward_end) - buckets.exposed_us,
+            .exposed = averaging + buckets.exposed_us,
+            .communication = averaging + buckets.communication_us,
             .loss = loss.item<double>()};
   }
 
@@ -130,6 +151,7 @@ class Steps final : public ddp::ScriptSteps {
   ::torch::optim::SGD optimizer_;
   std::optional<Wrapper> wrapper_;  // for ScriptSync::wrapper
   at::Tensor images_, labels_, order_, total_ = at::zeros({});
+  std::vector<TraceEvent> events_;
   double drawing_us_ = 0;
   std::int64_t done_ = 0;
 };

@@ -51,7 +51,6 @@ namespace {
 constexpr std::int64_t kWarmUp = 1, kFewSteps = 5;
 
 constexpr std::int64_t kTracedSteps = 12;
-constexpr std::size_t kTraceEvents = 1 << 14;
 constexpr double kLongestPauseUs = 1000;
 constexpr double kShortestUs = 0.1;  // lower bound of a call's median time
 
@@ -109,9 +108,9 @@ class Bursts {
   }
 
   std::string burst(std::int64_t steps) {
+    const std::uint64_t trace_begin = Trace::position();
     std::array<double, 1> begin{};
     sum_over_ranks(group_, begin);  // copies have nothing else that lets them begin together
-    if (communicates() && reports_process()) start_trace(options_);  // all ranks trace by the end of the warm-up
     if (steps >= kFewSteps) {
       StepClock warm = clock();
       train_until(warm, [](std::int64_t done) { return done >= kWarmUp; });
@@ -128,16 +127,16 @@ class Bursts {
     });
     const double wall_s = static_cast<double>(monotonic_ns() - begin_ns) / 1e9;
     if (reports_process()) use = cpu_use() - use;
-    return report(timed, wall_s, use);
+    return report(timed, trace_begin, wall_s, use);
   }
 
-  std::string report(const StepClock& clock, double wall_s, const CpuUse& use) {
+  std::string report(const StepClock& clock, std::uint64_t trace_begin, double wall_s, const CpuUse& use) {
     const std::vector<double> steps(clock.steps_us().begin(), clock.steps_us().end());
     Run run;
     run.devices = options_.devices;
     clock.fill(run);
     if (communicates()) average_over_ranks(run, group_);
-    if (communicates() && traces(options_)) gather_trace(run, options_, group_);
+    if (communicates() && traces(options_)) gather_trace(run, trace_begin, options_, group_);
     run.median_step.clear();  // that of the training is shown
     return to_json(RankBurst{.wall_s = wall_s,
                              .used_s = use.used_s,
@@ -147,7 +146,7 @@ class Bursts {
                              .run = group_.rank() == 0 || !communicates() ? std::optional(run) : std::nullopt});
   }
 
-  StepClock clock() const { return {monotonic_ns(), setup_.times, setup_.devices.at(0)}; }
+  StepClock clock() const { return StepClock(monotonic_ns(), lane_of(setup_, group_)); }
 
   const TrainOptions& options_;
   Setup& setup_;
@@ -224,11 +223,13 @@ class CollectiveBursts {
 
  private:
   void trace_steps() {
-    Trace::start(kTraceEvents);
-    StepClock clock(monotonic_ns(), setup_.times, setup_.devices.at(0));
+    const std::uint64_t trace_begin = Trace::position();
+    StepClock clock(monotonic_ns(), lane_of(setup_, group_));
     clock.begin_epoch(setup_.loader->steps(), 0);
     train_epoch(setup_, clock, [&] { return clock.epoch_step() < kTracedSteps; });
-    const RankSteps steps = steps_of(events_of(trace_text(Trace::take())));
+    std::vector<TraceEvent> events;
+    Trace::read(trace_begin, events);
+    const RankSteps steps = steps_of(events_of(trace_text(events)));
     std::vector<double> bytes;
     std::vector<BackwardTimes> times;
     for (const auto& [number, step] : steps) {

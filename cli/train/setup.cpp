@@ -276,7 +276,6 @@ void wrap_dp(Setup& setup, const TrainOptions& options) {
   setup.scatters = setup.devices.size() > 1;
   if (setup.loss_in_replica) wrap.loss = setup.loss;
   auto wrapper = std::make_unique<dp::DataParallel>(setup.model(), wrap);
-  if (!setup.graph) setup.times = [net = wrapper.get()] { return net->times(); };  // see wrap_ddp
   setup.require_same_replicas = [net = wrapper.get()] { net->require_same_replicas(); };
   setup.wrapper = std::move(wrapper);
 }
@@ -286,13 +285,6 @@ void wrap_ddp(Setup& setup, const TrainOptions& options, ddp::ProcessGroup& grou
   if (options.compat == Compat::torch) wrap.rule = ddp::GradientRule::torch;
   wrap.compare_parameters_every = options.compare_every;
   auto wrapper = std::make_unique<ddp::DistributedDataParallel>(setup.model(), group, wrap);
-  if (!setup.graph) {  // parts of a replayed graph cannot be timed
-    setup.times = [net = wrapper.get(), &group] {
-      WrapperTimes times = net->times();
-      times.communication_us = group.busy_us();  // includes other collectives
-      return times;
-    };
-  }
   setup.wrapper = std::move(wrapper);
 }
 

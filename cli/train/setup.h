@@ -12,7 +12,6 @@
 #include "ddp/group/process_group.h"
 #include "lib/autograd/variable.h"
 #include "lib/backend/step_graph.h"
-#include "lib/base/trace.h"
 #include "lib/data/dataset.h"
 #include "lib/data/loader.h"
 #include "lib/device.h"
@@ -81,7 +80,6 @@ struct Setup {
   std::unique_ptr<StepGraph> graph;             // where steps are replayed; the loader is then deferred
   std::int64_t graph_steps = 1;                 // that one launch replays
   std::function<void()> average;                // mode averaging: averages gradients over ranks
-  std::function<WrapperTimes()> times;          // dp and ddp
   std::function<void()> require_same_replicas;  // dp
   Variable (*loss)(const Variable& output, const Tensor& labels) = nullptr;  // that the network trains with
   bool loss_in_replica = false;  // the net takes a list {images, labels} and gives the loss

@@ -34,12 +34,14 @@
 #include "lib/backend/backend.h"
 #include "lib/base/text.h"
 #include "lib/base/threads.h"
+#include "lib/base/trace.h"
 #include "lib/error.h"
 
 namespace duet::cli {
 namespace {
 
 constexpr std::chrono::seconds kInterruptGrace{30};  // torchrun's
+constexpr std::size_t kTraceEvents = 1 << 20;        // about 80,000 steps of one device, for --trace and --result
 
 /// The devices that this process drives. Ranks share GPUs that are too few for them.
 std::vector<Device> devices_of(const TrainOptions& options, const ddp::ProcessGroup& group) {
@@ -90,6 +92,7 @@ void set_up(const TrainOptions& options) {
   kernels.set_precision(options.precision);
   kernels.set_deterministic(options.deterministic);
   if (options.timed_parts) TimedParts::turn_on();
+  if (traces(options)) Trace::keep(kTraceEvents);
 }
 
 /// Files may have other names on other hosts; but the ranks gather what some of them hold.
@@ -211,7 +214,6 @@ int train_in_threads(const TrainOptions& options) {
   set_up(options);
   note_signals();
   note_closed_output();
-  start_trace(options);
   const Images images = find_images(options);
   std::atomic<int> code{0};  // the same of all ranks
   const auto body = [&](ddp::ProcessGroup& group) {

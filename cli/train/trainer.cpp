@@ -45,7 +45,6 @@ namespace {
 
 // For the time of the start, and of a step; of networks for colour images fewer, as their steps take long.
 constexpr std::int64_t kUntrainedSteps = 8, kFewUntrainedSteps = 2;
-constexpr std::size_t kTraceEvents = 1 << 20;  // newest events that a process keeps: about 80,000 steps of one device
 
 /// Whether a batch norm has statistics of each device alone, so that results depend on their number.
 bool has_plain_batch_norm(const nn::Module& network) {
@@ -63,11 +62,13 @@ std::string clock_identity() {
 }
 
 /// Every rank's events as text, on all ranks; of threads that are ranks on rank 0, which takes them all.
-std::vector<std::string> traced_texts(const TrainOptions& options, ddp::ProcessGroup& group) {
-  if (!has_threads(options)) return ddp::all_gather_texts(group, trace_text(Trace::take()));
+std::vector<std::string> traced_texts(std::uint64_t since, const TrainOptions& options, ddp::ProcessGroup& group) {
+  std::vector<TraceEvent> all;
+  Trace::read(since, all);
+  if (!has_threads(options)) return ddp::all_gather_texts(group, trace_text(all));
   std::vector<std::vector<TraceEvent>> ranks(static_cast<std::size_t>(group.size()));
   if (group.rank() == 0)
-    for (const TraceEvent& event : Trace::take())
+    for (const TraceEvent& event : all)
       if (const auto rank = static_cast<std::size_t>(event.device.index); rank < ranks.size())
         ranks[rank].push_back(event);
   std::vector<std::string> texts;
@@ -135,13 +136,12 @@ class Trainer {
         setup_(setup),
         group_(group),
         checkpointer_(options, setup, images, leader()),
-        clock_(started_ns(), setup.times, setup.devices.at(0)),
+        clock_(started_ns(), lane_of(setup, group)),
         progress_(options, leader()),
         end_(group.rank(), group.size(), [&group](std::span<double> numbers) { sum_over_ranks(group, numbers); }) {}
 
   Outcome run() {
     const std::int64_t begin_ns = monotonic_ns();
-    if (!has_threads(options_)) start_trace(options_);
     const CheckFinite check_finite(options_.check_finite);
     Position position = checkpointer_.resume();
     const std::int64_t steps = setup_.loader->steps();
@@ -315,7 +315,7 @@ class Trainer {
   /// A file that cannot be written does not keep the others from being written.
   void write_files() {
     std::vector<RankEvents> traced;
-    if (traces(options_)) traced = gather_trace(run_, options_, group_);
+    if (traces(options_)) traced = gather_trace(run_, trace_begin_, options_, group_);
     if (!leader()) return;
     std::string failures;
     const auto write = [&](const char* option, const std::string& path, const auto& content) {
@@ -387,6 +387,7 @@ class Trainer {
   Setup& setup_;
   ddp::ProcessGroup& group_;
   Checkpointer checkpointer_;
+  const std::uint64_t trace_begin_ = Trace::position();
   StepClock clock_;
   ProgressReporter progress_;
   CommonEnd end_;
@@ -405,10 +406,6 @@ std::string progress_title(const TrainOptions& options) { return concat(name(opt
 
 bool traces(const TrainOptions& options) { return !options.trace.empty() || !options.result.empty(); }
 
-void start_trace(const TrainOptions& options) {
-  if (traces(options)) Trace::start(kTraceEvents);
-}
-
 void sum_over_ranks(ddp::ProcessGroup& group, std::span<double> numbers) {
   if (group.size() > 1) group.all_reduce(numbers).wait();
 }
@@ -424,8 +421,9 @@ void average_over_ranks(Run& run, ddp::ProcessGroup& group) {
   for (std::size_t i = 0; i < std::size(kStepParts); ++i) run.step_us.*kStepParts[i].member = numbers[i + 2];
 }
 
-std::vector<RankEvents> gather_trace(Run& run, const TrainOptions& options, ddp::ProcessGroup& group) {
-  const std::vector<std::string> texts = traced_texts(options, group);
+std::vector<RankEvents> gather_trace(Run& run, std::uint64_t since, const TrainOptions& options,
+                                     ddp::ProcessGroup& group) {
+  const std::vector<std::string> texts = traced_texts(since, options, group);
   const std::vector<std::string> clocks = ddp::all_gather_texts(group, clock_identity());
   std::vector<RankEvents> traced;
   if (group.rank() != 0) return traced;

@@ -1,6 +1,7 @@
 // A whole training run of one process: output, measurements and files.
 #pragma once
 
+#include <cstdint>
 #include <span>
 #include <string>
 #include <vector>
@@ -24,8 +25,6 @@ std::string progress_title(const TrainOptions& options);
 
 /// Whether the options need a trace of the steps.
 bool traces(const TrainOptions& options);
-/// Starts this process's trace where the options need one. Threads that are ranks have it started before them.
-void start_trace(const TrainOptions& options);
 
 /// Adds numbers up over all ranks, on all ranks.
 void sum_over_ranks(ddp::ProcessGroup& group, std::span<double> numbers);
@@ -34,9 +33,10 @@ void sum_over_ranks(ddp::ProcessGroup& group, std::span<double> numbers);
 /// comes last waits for none: rank 0 alone does not show what the ranks wait for each other.
 void average_over_ranks(Run& run, ddp::ProcessGroup& group);
 
-/// Stops the trace. On rank 0 it gives that of every rank, and fills the run's median_step and, on CPU devices whose
-/// ranks have one clock, its fields on waiting. All ranks have ended what is traced.
-std::vector<RankEvents> gather_trace(Run& run, const TrainOptions& options, ddp::ProcessGroup& group);
+/// On rank 0 it gives the trace of every rank from this position of its own on, and fills the run's median_step and, on
+/// CPU devices whose ranks have one clock, its fields on waiting. All ranks have ended what is traced.
+std::vector<RankEvents> gather_trace(Run& run, std::uint64_t since, const TrainOptions& options,
+                                     ddp::ProcessGroup& group);
 
 /// Trains from where --resume left off, or from the start; with --untrained a few steps only. Rank 0 prints, writes
 /// checkpoints, fingerprints and the result. `group`: the ranks, or a group of one.

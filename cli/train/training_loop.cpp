@@ -13,6 +13,7 @@
 #include "lib/data/loader.h"
 #include "lib/error.h"
 #include "lib/optim/optimizer.h"
+#include "measure/events.h"
 #include "measure/statistics.h"
 #include "samplers/batch.h"
 #include "samplers/sequential.h"
@@ -128,31 +129,31 @@ class Steps {
 
 }  // namespace
 
-StepClock::StepClock(std::int64_t started_ns, std::function<WrapperTimes()> wrapper, Device device)
-    : started_ns_(started_ns), wrapper_(std::move(wrapper)), device_(device) {}
+RankLane lane_of(const Setup& setup, const ddp::ProcessGroup& group) {
+  return {.device = setup.devices.at(0), .rank = group.rank(), .replayed = setup.graph != nullptr};
+}
+
+StepClock::StepClock(std::int64_t started_ns, const RankLane& lane) : started_ns_(started_ns), lane_(lane) {}
 
 void StepClock::begin_epoch(std::int64_t steps, std::int64_t done) {
-  if (wrapper_ && !first_) between_us_ += wrapper_().communication_us - communicated_us_;
   steps_ = std::max<std::int64_t>(1, steps);
   step_ = done;
-  epoch_us_ = epoch_images_ = epoch_loss_sum_ = epoch_rows_ = now_us_ = 0;
+  epoch_us_ = epoch_images_ = epoch_loss_sum_ = epoch_rows_ = 0;
   const auto points = static_cast<std::size_t>(std::min<std::int64_t>(kLossPoints, steps_));
   loss_sums_.assign(points, 0);
   loss_rows_.assign(points, 0);
   step_us_.reserve(step_us_.size() + static_cast<std::size_t>(steps_));
+  position_ = Trace::position();
   last_ = step_begin_ = Clock::now();
 }
 
 void StepClock::lap(double StepParts::*part, std::int64_t steps) {
-  TimedParts::end_part({&device_, 1});
-  const Clock::time_point now = Clock::now();
-  const double us = microseconds(now - last_);
+  TimedParts::end_part({&lane_.device, 1});
   if (step_ >= steps_) return;  // between epochs
-  if (Trace::on() && steps == 1)
-    Trace::add({.name = name_of(part), .device = device_, .begin_ns = to_ns(last_), .end_ns = to_ns(now)});
+  const Clock::time_point now = Clock::now();
+  if (steps == 1)
+    Trace::add({.name = name_of(part), .device = lane_.device, .begin_ns = to_ns(last_), .end_ns = to_ns(now)});
   last_ = now;
-  now_us_ += us;
-  if (!first_) total_.*part += us;
 }
 
 void StepClock::trace_steps(std::int64_t steps) {
@@ -160,17 +161,17 @@ void StepClock::trace_steps(std::int64_t steps) {
   for (std::int64_t i = 0; i < steps; ++i) {
     TraceEvent step{.name = "step",
                     .kind = TraceEvent::Kind::step,
-                    .device = device_,
+                    .device = lane_.device,
                     .amount = run_step_++,
                     .begin_ns = begin + all * i / steps,
                     .end_ns = begin + all * (i + 1) / steps};
     Trace::add(step);
     if (steps == 1) continue;  // its parts were traced
-    step.name = "graph";
+    step.name = kReplayed;
     step.kind = TraceEvent::Kind::work;
     Trace::add(step);
   }
-  step_begin_ = last_;
+  position_ = Trace::read(position_, events_);
 }
 
 std::int64_t StepClock::point_of(std::int64_t step) const {
@@ -186,16 +187,19 @@ bool StepClock::needs_loss(std::int64_t pending) const {
 void StepClock::end_steps(std::int64_t steps, double losses, std::int64_t rows, std::int64_t global) {
   trace_steps(steps);
   const auto count = static_cast<double>(steps);
+  const double us = microseconds(last_ - step_begin_);
+  step_begin_ = last_;
   if (first_) {
     first_ = false;
     first_end_s_ = static_cast<double>(monotonic_ns() - started_ns_) / 1e9;
-    if (wrapper_) wrapper_first_ = wrapper_();
   } else {
-    step_us_.insert(step_us_.end(), static_cast<std::size_t>(steps), static_cast<float>(now_us_ / count));
-    epoch_us_ += now_us_;
+    add_parts(events_, lane_.device, total_);
+    for (const TraceEvent& event : events_)
+      if (event.is_communication() && event.device.index == lane_.rank) communicated_us_ += event.us();
+    step_us_.insert(step_us_.end(), static_cast<std::size_t>(steps), static_cast<float>(us / count));
+    epoch_us_ += us;
     epoch_images_ += count * static_cast<double>(global);
   }
-  now_us_ = 0;
   const auto point = static_cast<std::size_t>(point_of(step_));
   const double sum = rows > 0 ? losses * static_cast<double>(rows) : 0;  // the loss of no rows is not a number
   loss_sums_[point] += sum;
@@ -203,7 +207,6 @@ void StepClock::end_steps(std::int64_t steps, double losses, std::int64_t rows, 
   epoch_loss_sum_ += sum;
   epoch_rows_ += count * static_cast<double>(rows);
   step_ += steps;
-  if (wrapper_ && step_ >= steps_) communicated_us_ = wrapper_().communication_us;
 }
 
 double StepClock::epoch_loss() const { return epoch_rows_ > 0 ? epoch_loss_sum_ / epoch_rows_ : 0; }
@@ -215,24 +218,10 @@ void StepClock::fill(Run& run) const {
   const double count = static_cast<double>(steps.size());
   StepParts mean = total_;
   for (const PartName& part : kStepParts) mean.*part.member /= count;
-  double hidden = 0;
-  if (wrapper_) {
-    const WrapperTimes now = wrapper_();
-    mean.scatter = (now.scatter_us - wrapper_first_.scatter_us) / count;
-    mean.replicate = (now.replicate_us - wrapper_first_.replicate_us) / count;
-    mean.gather = (now.gather_us - wrapper_first_.gather_us) / count;
-    mean.forward = std::max(0.0, mean.forward - mean.scatter - mean.replicate - mean.gather);
-    const double inside = (now.exposed_us - wrapper_first_.exposed_us) / count;
-    mean.communication += inside;
-    mean.backward = std::max(0.0, mean.backward - inside);
-    const double until = step_ < steps_ ? now.communication_us : communicated_us_;
-    const double communicated = until - between_us_ - wrapper_first_.communication_us;
-    hidden = std::max(0.0, communicated / count - inside);
-  }
   run.step_us = mean;
   const double waiting = mean.scatter + mean.replicate + mean.gather + mean.communication;
   run.waiting_share = mean.sum() > 0 ? waiting / mean.sum() : 0;
-  run.communication_us = waiting + hidden;
+  run.communication_us = lane_.replayed ? 0 : waiting + std::max(0.0, communicated_us_ / count - mean.communication);
 }
 
 void train_epoch(Setup& setup, StepClock& clock, const std::function<bool()>& after_step) {

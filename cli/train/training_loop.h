@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "cli/train/setup.h"
+#include "ddp/group/process_group.h"
 #include "lib/base/trace.h"
 #include "lib/data/dataset.h"
 #include "lib/device.h"
@@ -15,19 +16,28 @@
 
 namespace duet::cli {
 
-/// Follows the steps of one process. A lap costs one reading of the clock. Not thread safe.
+/// What of the trace is of one rank.
+struct RankLane {
+  Device device{};        // of the parts of its steps
+  int rank = 0;           // of its collectives
+  bool replayed = false;  // as CUDA graphs: a step has no parts but those of its launch
+};
+
+RankLane lane_of(const Setup& setup, const ddp::ProcessGroup& group);
+
+/// Follows the steps of one rank: traces them and their parts, and adds up what is traced of each step. Not thread
+/// safe.
 class StepClock {
  public:
   static constexpr int kLossPoints = 20;  // per epoch
 
-  /// `started_ns`: when the program was started. `wrapper` may be empty. Laps and steps are traced as those of
-  /// `device`.
-  StepClock(std::int64_t started_ns, std::function<WrapperTimes()> wrapper, Device device = {});
+  /// `started_ns`: when the program was started.
+  explicit StepClock(std::int64_t started_ns, const RankLane& lane = {});
 
   /// An epoch of `steps` steps of which the first `done` are done.
   void begin_epoch(std::int64_t steps, std::int64_t done);
-  /// Adds the time since the last lap to this part of the step, or of `steps` steps that are reported together. Between
-  /// epochs nothing is added.
+  /// Traces the time since the last lap as this part of the step, or of `steps` steps that are reported together.
+  /// Between epochs nothing is traced.
   void lap(double StepParts::*part, std::int64_t steps = 1);
   /// The step is over. `loss` is the mean over this process's `rows` of `global` rows.
   void end_step(double loss, std::int64_t rows, std::int64_t global) { end_steps(1, loss, rows, global); }
@@ -50,7 +60,7 @@ class StepClock {
   /// Global images per second over this epoch so far, first step of the run excluded.
   double samples_per_s() const { return epoch_us_ > 0 ? epoch_images_ / epoch_us_ * 1e6 : 0; }
 
-  /// Fills startup_s, waiting_share, communication_us and step_us, as this process measured them.
+  /// Fills startup_s, waiting_share, communication_us and step_us, as this rank measured them.
   void fill(Run& run) const;
 
  private:
@@ -58,16 +68,15 @@ class StepClock {
   void trace_steps(std::int64_t steps);
 
   std::int64_t started_ns_;
-  std::function<WrapperTimes()> wrapper_;
-  Device device_;
+  RankLane lane_;
   Clock::time_point last_{}, step_begin_{};
-  bool first_ = true;       // the step that runs is the first of the run
-  double first_end_s_ = 0;  // from the start of the program to the end of the first step
-  WrapperTimes wrapper_first_;
-  double communicated_us_ = 0, between_us_ = 0;  // the wrapper's, up to the end of the last epoch; between epochs
-  StepParts total_;                              // sums over all steps but the first
-  std::vector<float> step_us_;                   // times of each step but the first
-  double now_us_ = 0;                            // time so far of the step that runs
+  bool first_ = true;               // the step that runs is the first of the run
+  double first_end_s_ = 0;          // from the start of the program to the end of the first step
+  std::uint64_t position_ = 0;      // in the trace, behind the last step
+  std::vector<TraceEvent> events_;  // of the last step
+  StepParts total_;                 // sums over all steps but the first
+  double communicated_us_ = 0;      // likewise, of collectives
+  std::vector<float> step_us_;      // times of each step but the first
   double epoch_us_ = 0, epoch_images_ = 0, epoch_loss_sum_ = 0, epoch_rows_ = 0;
   std::int64_t step_ = 0, steps_ = 1;  // steps of the epoch: done, and in all
   std::int64_t run_step_ = 0;

@@ -210,8 +210,6 @@ class ProcessGroup {
 
   int rank() const { return rank_; }
   int size() const { return size_; }
-  /// Microseconds in which collectives ran so far, waiting for slower ranks included. Any thread may ask.
-  virtual double busy_us() const { return 0; }
   /// "shm", "tcp", "tcp+shm", "gloo", "mpi", "nccl", "solo", "memory".
   virtual const char* backend() const = 0;
 

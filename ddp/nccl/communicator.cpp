@@ -8,6 +8,7 @@
 #include "ddp/nccl/check.h"
 #include "lib/backend/backend.h"
 #include "lib/base/threads.h"
+#include "lib/base/trace.h"
 
 namespace duet::ddp::nccl {
 namespace {
@@ -280,8 +281,14 @@ void Communicator::retire(Lock& lock) {
     if (pending_.empty() || pending_.front() != oldest) continue;  // another thread was faster, or an abort
     if (status == cudaErrorNotReady) return;
     check(status, "cudaEventQuery");
-    busy_us_.store(busy_us_.load(std::memory_order_relaxed) + 1e3 * static_cast<double>(milliseconds),
-                   std::memory_order_relaxed);
+    if (oldest->timed) {
+      const std::int64_t now = monotonic_ns();
+      Trace::add({.name = "nccl",
+                  .kind = TraceEvent::Kind::device_communication,
+                  .device = {DeviceKind::cpu, rank()},
+                  .begin_ns = now - static_cast<std::int64_t>(1e6 * static_cast<double>(milliseconds)),
+                  .end_ns = now});
+    }
     oldest->done = true;
     pending_.pop_front();
   }

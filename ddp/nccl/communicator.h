@@ -4,7 +4,6 @@
 #include <cuda_runtime.h>
 #include <nccl.h>
 
-#include <atomic>
 #include <condition_variable>
 #include <cstdint>
 #include <deque>
@@ -62,7 +61,6 @@ class Communicator {
 
   int rank() const { return rendezvous_.rank(); }
   Device device() const { return options_.device; }
-  double busy_us() const { return busy_us_.load(std::memory_order_relaxed); }
 
   /// Starts `calls` after all work enqueued on the device so far. The host waits only until they are enqueued, which
   /// for the first of a kind includes connecting with the other ranks, and for room in the launch queue.
@@ -131,7 +129,6 @@ class Communicator {
   std::shared_ptr<Recorded> recorded_;  // the newest
   std::vector<int> recordings_;         // that hold operations, or did
   Rendezvous rendezvous_;
-  std::atomic<double> busy_us_{0};
 
   std::mutex mutex_;  // guards everything below
   ncclComm_t communicator_ = nullptr;

@@ -163,7 +163,6 @@ class NcclGroup final : public ProcessGroup {
   }
 
   const char* backend() const override { return "nccl"; }
-  double busy_us() const override { return core_->busy_us(); }
 
  protected:
   bool takes(DeviceKind kind) const override { return kind == DeviceKind::cuda; }

@@ -2,7 +2,6 @@
 #include "ddp/transport/engine.h"
 
 #include <algorithm>
-#include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <exception>
@@ -85,7 +84,6 @@ class EngineGroup final : public ProcessGroup {
   }
 
   const char* backend() const override { return core_->transport().name(); }
-  double busy_us() const override { return static_cast<double>(busy_ns_.load(std::memory_order_relaxed)) / 1e3; }
   std::shared_ptr<Storage> shared_storage(std::size_t bytes) override {
     const std::lock_guard running(running_);
     return core_->engine->shared_storage(bytes);
@@ -210,7 +208,6 @@ class EngineGroup final : public ProcessGroup {
         fault_point("collective");
         if (!task.begun) core_->engine->begin(task.call, done_);
         core_->engine->finish(task.call, done_, start + task.call.mark.limit(core_->options.timeout), spin);
-        busy_ns_.fetch_add(std::chrono::nanoseconds(Clock::now() - start).count(), std::memory_order_relaxed);
       } catch (const std::exception& error) {
         core_->fail(concat(name(task.call.op), " #", done_), error);
       }
@@ -279,7 +276,6 @@ class EngineGroup final : public ProcessGroup {
   std::condition_variable wake_;
   bool urgent_ = false, stopping_ = false;
 
-  std::atomic<std::int64_t> busy_ns_{0};
   std::map<std::tuple<Collective, int, int>, std::uint64_t> messages_;  // sent to and received from (peer, tag)
   std::thread thread_;
 };

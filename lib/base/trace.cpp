@@ -1,18 +1,17 @@
 #include "lib/base/trace.h"
 
 #include <algorithm>
-#include <atomic>
 #include <mutex>
 #include <tuple>
-#include <utility>
 
 namespace duet {
 namespace {
 
 struct Ring {
   std::mutex mutex;
-  std::vector<TraceEvent> events;
-  std::size_t capacity = 0, next = 0;  // next: the oldest, once the ring is full
+  std::vector<TraceEvent> events;  // event `first` + i lies at i % capacity
+  std::size_t capacity = 1 << 12;
+  std::uint64_t first = 0, next = 0;  // positions: of the first event of this capacity, of the event to come
 };
 
 Ring& ring() {
@@ -20,40 +19,48 @@ Ring& ring() {
   return the_ring;
 }
 
-std::atomic<bool> is_on{false};
-
 }  // namespace
 
-void Trace::start(std::size_t capacity) {
-  const std::lock_guard lock(ring().mutex);
-  ring().events.clear();
-  ring().capacity = std::max<std::size_t>(1, capacity);
-  ring().next = 0;
-  is_on.store(true, std::memory_order_relaxed);
+void Trace::keep(std::size_t capacity) {
+  Ring& of = ring();
+  const std::lock_guard lock(of.mutex);
+  of.events = {};
+  of.capacity = std::max<std::size_t>(1, capacity);
+  of.first = of.next;
 }
-
-bool Trace::on() { return is_on.load(std::memory_order_relaxed); }
 
 void Trace::add(const TraceEvent& event) {
-  if (!on()) return;
   Ring& to = ring();
   const std::lock_guard lock(to.mutex);
-  if (to.events.size() < to.capacity) return to.events.push_back(event);
-  to.events[to.next] = event;
-  to.next = (to.next + 1) % to.capacity;
+  const auto at = static_cast<std::size_t>(to.next++ - to.first) % to.capacity;
+  if (at < to.events.size()) {
+    to.events[at] = event;
+  } else {
+    to.events.reserve(to.capacity);  // a step must not allocate
+    to.events.push_back(event);
+  }
 }
 
-std::vector<TraceEvent> Trace::take() {
-  is_on.store(false, std::memory_order_relaxed);
-  std::vector<TraceEvent> events;
+std::uint64_t Trace::position() {
+  Ring& of = ring();
+  const std::lock_guard lock(of.mutex);
+  return of.next;
+}
+
+std::uint64_t Trace::read(std::uint64_t from, std::vector<TraceEvent>& events) {
+  events.clear();
+  std::uint64_t next = 0;
   {
-    const std::lock_guard lock(ring().mutex);
-    events = std::exchange(ring().events, {});
+    Ring& of = ring();
+    const std::lock_guard lock(of.mutex);
+    next = of.next;
+    for (std::uint64_t i = std::max(from, next - of.events.size()); i < next; ++i)
+      events.push_back(of.events[static_cast<std::size_t>(i - of.first) % of.capacity]);
   }
   std::sort(events.begin(), events.end(), [](const TraceEvent& a, const TraceEvent& b) {
     return std::tuple(a.begin_ns, -a.end_ns) < std::tuple(b.begin_ns, -b.end_ns);
   });
-  return events;
+  return next;
 }
 
 }  // namespace duet

@@ -1,7 +1,8 @@
-// Traces of time: what ran when, on which device, in this process, for the picture of a step and for trace viewers;
-// and sums over the steps of a wrapper.
+// The trace of this process: what ran when, on which device. The times of a step's parts, pictures of steps and files
+// for trace viewers are all made from it.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <vector>
 
@@ -12,37 +13,43 @@ namespace duet {
 
 /// One stretch of time.
 struct TraceEvent {
-  enum class Kind : std::uint8_t { work, communication, step };
+  enum class Kind : std::uint8_t {
+    work,
+    communication,
+    step,
+    device_communication,  // timed by the device: its length is right, its begin is not
+  };
   const char* name = "";  // a literal: "forward", "all_reduce"
   Kind kind = Kind::work;
   Device device{};                        // for a communication the CPU device with the rank's number
-  std::int64_t amount = 0;                // bytes of a communication, the number of a step
+  std::int64_t amount = 0;                // bytes of a communication, the number of a step, the rank whose buckets end
   std::int64_t begin_ns = 0, end_ns = 0;  // by the monotonic clock
+
+  bool is_communication() const { return kind == Kind::communication || kind == Kind::device_communication; }
+  double us() const { return static_cast<double>(end_ns - begin_ns) / 1e3; }
 };
 
-/// Keeps events of all threads until they are taken, the newest `capacity` of them. Off until started; adding an event
-/// then costs a reading of the clock at either end and an uncontended lock. Thread-safe.
+/// A ring of the newest events of all threads: parts of DataParallel's forward and backward, waiting for the last
+/// bucket, collectives, and what a training loop adds. An event costs a reading of the clock at either end and an
+/// uncontended lock. Thread-safe.
 class Trace {
  public:
-  static void start(std::size_t capacity);
-  static bool on();
+  /// Keeps the newest `capacity` events from here on, 4,096 unless called. Forgets those before.
+  static void keep(std::size_t capacity);
   static void add(const TraceEvent& event);
-  /// Stops, and gives all events in the order of their begin, outer before inner.
-  static std::vector<TraceEvent> take();
+  /// How many events were added so far: a position for read().
+  static std::uint64_t position();
+  /// Replaces `events` by those added from position `from` on that are still kept, in the order of their begin, outer
+  /// before inner. Returns the position behind them.
+  static std::uint64_t read(std::uint64_t from, std::vector<TraceEvent>& events);
 };
 
 /// Traces the time from its construction to its destruction.
 class TraceSpan {
  public:
   TraceSpan(const char* name, Device device, TraceEvent::Kind kind = TraceEvent::Kind::work, std::int64_t amount = 0)
-      : event_{.name = name,
-               .kind = kind,
-               .device = device,
-               .amount = amount,
-               .begin_ns = Trace::on() ? monotonic_ns() : 0,
-               .end_ns = 0} {}
+      : event_{.name = name, .kind = kind, .device = device, .amount = amount, .begin_ns = monotonic_ns()} {}
   ~TraceSpan() {
-    if (event_.begin_ns == 0) return;
     event_.end_ns = monotonic_ns();
     Trace::add(event_);
   }
@@ -51,20 +58,6 @@ class TraceSpan {
 
  private:
   TraceEvent event_;
-};
-
-/// The times of the parts of training steps, as DataParallel and DistributedDataParallel measure them: on the host, in
-/// microseconds, summed over steps; parts that a wrapper lacks are 0. Among ranks only the steps that synchronise them
-/// count, and replays of a recorded step do not.
-struct WrapperTimes {
-  std::int64_t steps = 0;  // counted by DistributedDataParallel only
-  // DataParallel, inside forward.
-  double scatter_us = 0, replicate_us = 0, gather_us = 0;
-  double forward_us = 0;  // forward of the module or its replicas
-  // Ranks: from the end of forward to the last gradient, the loss included; replicas: their own.
-  double backward_us = 0;
-  double communication_us = 0;  // from the first bucket sent to the end of the last; replicas: the sum of gradients
-  double exposed_us = 0;        // the part of it that backward did not hide
 };
 
 }  // namespace duet

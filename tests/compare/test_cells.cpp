@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <numeric>
@@ -11,7 +12,10 @@
 
 #include "cli/train/training_loop.h"
 #include "compare/cells.h"
+#include "lib/base/trace.h"
+#include "lib/device.h"
 #include "lib/error.h"
+#include "lib/monotonic.h"
 #include "tests/compare/made_up.h"
 #include "tests/support/catch2.h"
 
@@ -178,32 +182,39 @@ TEST_CASE("the first difference of two lists of fingerprints") {
   CHECK_FALSE(first_difference({}, {"a"}));
 }
 
+/// Traces what happened in the last `us` microseconds.
+void trace(const char* name, double us, TraceEvent::Kind kind = TraceEvent::Kind::work, Device device = {}) {
+  const std::int64_t now = monotonic_ns();
+  Trace::add({.name = name, .kind = kind, .device = device, .begin_ns = now - std::llround(us * 1e3), .end_ns = now});
+}
+
 TEST_CASE("the parts of a step add up to it, without the first step of the run") {
-  WrapperTimes times;
   constexpr double kStartedAgo = 3600;  // in seconds: far more than the steps below take, however slow the machine
-  StepClock clock(monotonic_ns() - static_cast<std::int64_t>(kStartedAgo * 1e9), [&] { return times; });
+  StepClock clock(monotonic_ns() - static_cast<std::int64_t>(kStartedAgo * 1e9), {.rank = 1});
   clock.begin_epoch(3, 0);
   for (int step = 0; step < 3; ++step) {
     clock.lap(&StepParts::input);
     std::this_thread::sleep_for(std::chrono::milliseconds(4));
+    trace("scatter", step == 0 ? 3000 : 1000);
+    trace("scatter", 1000, TraceEvent::Kind::work, {DeviceKind::cpu, 1});  // of another process's device
+    trace("another name", 500);
     clock.lap(&StepParts::forward);
     std::this_thread::sleep_for(std::chrono::milliseconds(2));
+    trace("communication", step == 0 ? 1000 : 500);
     clock.lap(&StepParts::backward);
-    // The wrapper's own times: 1 s in the first step, a little in each later one.
-    times.scatter_us += step == 0 ? 1e6 : 1000;
-    times.exposed_us += step == 0 ? 1e6 : 500;
-    times.communication_us += step == 0 ? 2e6 : 600;
+    trace("all_reduce", step == 0 ? 2000 : 600, TraceEvent::Kind::communication, {DeviceKind::cpu, 1});
+    trace("all_reduce", 900, TraceEvent::Kind::communication, {DeviceKind::cpu, 0});  // of another rank
     clock.end_step(step, step == 2 ? 0 : 4, 8);
   }
   Run run;
   clock.fill(run);
-  CHECK(run.step_us.scatter == 1000);
-  CHECK(run.step_us.communication == 500);
-  CHECK(run.communication_us == 1600);
+  CHECK(run.step_us.scatter == Approx(1000));
+  CHECK(run.step_us.communication == Approx(500));
+  CHECK(run.communication_us == Approx(1600));
   CHECK(run.step_us.forward >= 3000);
   CHECK(run.step_us.backward >= 1500);
-  CHECK(run.step_us.sum() * 2 / 1e6 - clock.epoch_seconds() < 1e-9);
-  CHECK(run.waiting_share * run.step_us.sum() > 1499);
+  CHECK(run.step_us.sum() * 2 / 1e6 == Approx(clock.epoch_seconds()));
+  CHECK(run.waiting_share * run.step_us.sum() == Approx(1500));
   const std::vector<float>& steps_us = clock.steps_us();
   REQUIRE(steps_us.size() == 2);
   CHECK(run.startup_s >= kStartedAgo - *std::max_element(steps_us.begin(), steps_us.end()) / 1e6);
@@ -213,38 +224,52 @@ TEST_CASE("the parts of a step add up to it, without the first step of the run")
 }
 
 TEST_CASE("what happens between epochs is of no step") {
-  WrapperTimes times;
-  times.communication_us = 1e6;  // of settings that were compared before the first
-  StepClock clock(monotonic_ns(), [&] { return times; });
+  const auto collective = [](double us) { trace("all_reduce", us, TraceEvent::Kind::communication); };
+  collective(1e6);  // of settings that were compared before the first
+  StepClock clock(monotonic_ns());
+  const auto step = [&] {
+    std::this_thread::sleep_for(std::chrono::microseconds(5));
+    trace("communication", 1);
+    clock.lap(&StepParts::backward);
+    collective(3);
+    clock.end_step(1, 8, 8);
+  };
   for (int epoch = 0; epoch < 2; ++epoch) {
     clock.begin_epoch(2, 0);
-    for (int step = 0; step < 2; ++step) {
-      clock.lap(&StepParts::backward);
-      times.exposed_us += 1;
-      times.communication_us += 3;
-      clock.end_step(1, 8, 8);
-    }
+    step();
+    step();
     // Accuracies are added up, and signals exchanged.
-    times.communication_us += 1e6;
+    collective(1e6);
     std::this_thread::sleep_for(std::chrono::milliseconds(2));
     clock.lap(&StepParts::communication);
   }
   Run run;
   clock.fill(run);
-  CHECK(run.communication_us == 3);
-  CHECK(run.step_us.communication == 1);
+  CHECK(run.communication_us == Approx(3));
+  CHECK(run.step_us.communication == Approx(1));
   clock.begin_epoch(3, 0);  // of which one step has run
-  clock.lap(&StepParts::backward);
-  times.exposed_us += 1;
-  times.communication_us += 3;
-  clock.end_step(1, 8, 8);
+  step();
   clock.fill(run);
-  CHECK(run.communication_us == 3);
+  CHECK(run.communication_us == Approx(3));
   CHECK(run.step_us.sum() < clock.steps_us()[0] + clock.steps_us()[1] + clock.steps_us()[2] + 3);
 }
 
+TEST_CASE("steps that were replayed together have one part, and no communication") {
+  StepClock clock(monotonic_ns(), {.replayed = true});
+  clock.begin_epoch(3, 0);
+  clock.lap(&StepParts::update);
+  clock.end_step(1, 8, 8);
+  clock.lap(&StepParts::update, 2);
+  clock.end_steps(2, 1, 8, 8);
+  Run run;
+  clock.fill(run);
+  CHECK(run.step_us.update * 2 / 1e6 == Approx(clock.epoch_seconds()));
+  CHECK(run.step_us.sum() == run.step_us.update);
+  CHECK(run.communication_us == 0);
+}
+
 TEST_CASE("steps that are reported together count as their mean, and belong to one point of the loss curve") {
-  StepClock clock(monotonic_ns(), {});
+  StepClock clock(monotonic_ns());
   clock.begin_epoch(50, 0);
   std::int64_t pending = 0, reported = 0;
   std::vector<std::int64_t> intervals;

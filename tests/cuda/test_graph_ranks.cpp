@@ -79,8 +79,8 @@ TEST_CASE("nccl: recorded steps of ranks train the very bits of plain ones", "[o
     }
     CHECK(recorded->graph().recordings() == 4);
     CHECK(recorded->graph().replays() == 9);
-    CHECK(plain->wrapper().times().steps == 12);
-    CHECK(recorded->wrapper().times().steps == 3);
+    CHECK(plain->wrapper().steps() == 12);
+    CHECK(recorded->wrapper().steps() == 3);
   });
 }
 

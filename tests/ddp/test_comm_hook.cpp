@@ -11,6 +11,7 @@
 #include "lib/error.h"
 #include "lib/half.h"
 #include "lib/random.h"
+#include "tests/ddp/each_backend.h"
 #include "tests/ddp/ranks.h"
 #include "tests/support/catch2.h"
 
@@ -88,7 +89,7 @@ TEST_CASE("a hook of one's own takes the place of all_reduce, bucket by bucket")
 }
 
 TEST_CASE("compression sums 16-bit gradients in single precision, over every backend") {
-  const auto over = GENERATE(Over::memory, Over::gloo, Over::shm, Over::tcp);
+  const Over over = each_backend();
   if (missing(over)) DUET_SKIP("Gloo is not built");
   for (const HalfFormat format : {HalfFormat::f16, HalfFormat::bf16}) {
     const auto rounded = [&](float value) {

@@ -113,7 +113,7 @@ void run_join(const Arguments&) {
       opt.step();
     }
   });
-  std::cout << model.parameters().values().span<float>()[0] << " " << net.times().steps << std::endl;
+  std::cout << model.parameters().values().span<float>()[0] << " " << net.steps() << std::endl;
 }
 
 /// Running statistics, where rank 0 stops first; batches of rank r have the mean 4 r.

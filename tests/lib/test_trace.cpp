@@ -22,31 +22,48 @@ std::string names(const std::vector<TraceEvent>& events) {
 
 }  // namespace
 
-TEST_CASE("a trace holds what happens from its start to its end, outer before inner") {
+TEST_CASE("a trace is read from a position on, in the order of begin, outer before inner") {
   Trace::add(event("x", 1, 2));
-  CHECK_FALSE(Trace::on());
-  Trace::start(10);
-  CHECK(Trace::on());
+  const std::uint64_t begin = Trace::position();
   Trace::add(event("c", 5, 6));
   Trace::add(event("b", 2, 3));
   Trace::add(event("a", 2, 9));
-  CHECK(names(Trace::take()) == "abc");
-  Trace::add(event("x", 1, 2));
-  CHECK(Trace::take().empty());
+  std::vector<TraceEvent> events;
+  CHECK(Trace::read(begin, events) == begin + 3);
+  CHECK(names(events) == "abc");
+  Trace::add(event("d", 1, 2));
+  CHECK(Trace::read(begin + 3, events) == begin + 4);
+  CHECK(names(events) == "d");
+  Trace::read(begin, events);
+  CHECK(names(events) == "dabc");
+  CHECK(Trace::read(begin + 4, events) == begin + 4);
+  CHECK(events.empty());
 }
 
 TEST_CASE("a full trace keeps the newest events") {
-  Trace::start(3);
-  for (const char* name : {"a", "b", "c", "d", "e"}) Trace::add(event(name, name[0], name[0] + 1));
-  CHECK(names(Trace::take()) == "cde");
+  Trace::add(event("x", 1, 2));
+  const std::uint64_t begin = Trace::position();
+  Trace::keep(3);
+  std::vector<TraceEvent> events;
+  Trace::read(0, events);
+  CHECK(events.empty());
+  for (const char* name : {"a", "b"}) Trace::add(event(name, name[0], name[0] + 1));
+  Trace::read(0, events);
+  CHECK(names(events) == "ab");
+  for (const char* name : {"c", "d", "e"}) Trace::add(event(name, name[0], name[0] + 1));
+  CHECK(Trace::read(begin, events) == begin + 5);
+  CHECK(names(events) == "cde");
+  Trace::read(begin + 3, events);
+  CHECK(names(events) == "de");
 }
 
 TEST_CASE("spans trace the time until their destruction, on any thread") {
-  Trace::start(100);
+  const std::uint64_t begin = Trace::position();
   const std::int64_t before = monotonic_ns();
   std::thread([] { const TraceSpan span("thread", {DeviceKind::cpu, 3}, TraceEvent::Kind::communication, 7); }).join();
   const std::int64_t after = monotonic_ns();
-  const std::vector<TraceEvent> events = Trace::take();
+  std::vector<TraceEvent> events;
+  Trace::read(begin, events);
   REQUIRE(events.size() == 1);
   CHECK(events[0].device == Device{DeviceKind::cpu, 3});
   CHECK(events[0].kind == TraceEvent::Kind::communication);

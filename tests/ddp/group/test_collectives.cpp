@@ -5,6 +5,7 @@
 
 #include "ddp/group/process_group.h"
 #include "tests/ddp/collective_faults.h"
+#include "tests/ddp/each_backend.h"
 #include "tests/ddp/ranks.h"
 #include "tests/support/catch2.h"
 
@@ -12,7 +13,7 @@ using namespace duet::ddp;
 using namespace duet_test;
 
 TEST_CASE("every collective, reduction and dtype") {
-  const Over over = GENERATE(Over::memory, Over::gloo, Over::shm, Over::tcp);
+  const Over over = each_backend();
   if (missing(over)) DUET_SKIP("Gloo is not built");
   const int size = GENERATE(1, 2, 3, 4);
   std::mutex mutex;

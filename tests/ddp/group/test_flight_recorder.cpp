@@ -16,6 +16,7 @@
 #include "ddp/group/flight_recorder.h"
 #include "ddp/group/process_group.h"
 #include "lib/error.h"
+#include "tests/ddp/each_backend.h"
 #include "tests/ddp/launch/launches.h"
 #include "tests/ddp/ranks.h"
 #include "tests/support/catch2.h"
@@ -103,7 +104,7 @@ TEST_CASE("a record may be read and written by many threads") {
 }
 
 TEST_CASE("groups note their collectives as their errors number them, on every backend") {
-  const Over over = GENERATE(Over::memory, Over::gloo, Over::shm, Over::tcp);
+  const Over over = each_backend();
   if (missing(over)) DUET_SKIP("Gloo is not built");
   std::vector<std::shared_ptr<FlightRecorder>> records = {FlightRecorder::make(), FlightRecorder::make()};
   const auto failures = try_ranks(over, 2, {.timeout = 60s, .leave_timeout = 10ms}, [&](ProcessGroup& group) {

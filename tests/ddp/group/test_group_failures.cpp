@@ -13,6 +13,7 @@
 #include "ddp/shm/control_block.h"
 #include "lib/error.h"
 #include "lib/monotonic.h"
+#include "tests/ddp/each_backend.h"
 #include "tests/ddp/ranks.h"
 #include "tests/support/catch2.h"
 
@@ -29,7 +30,7 @@ std::span<float> span(Floats& values) { return values; }
 }  // namespace
 
 TEST_CASE("ranks that disagree about a collective are named on every rank") {
-  const Over over = GENERATE(Over::memory, Over::gloo, Over::shm, Over::tcp);
+  const Over over = each_backend();
   if (missing(over)) DUET_SKIP("Gloo is not built");
   struct Case {
     Call odd, usual;  // what the last rank calls, and what the others do
@@ -91,7 +92,7 @@ TEST_CASE("ranks that disagree about a collective are named on every rank") {
 }
 
 TEST_CASE("a message of another size than expected is an error") {
-  const Over over = GENERATE(Over::memory, Over::gloo, Over::shm, Over::tcp);
+  const Over over = each_backend();
   if (missing(over)) DUET_SKIP("Gloo is not built");
   const auto failures = try_ranks(over, 2, {.timeout = 60s, .leave_timeout = 10ms}, [](ProcessGroup& group) {
     Floats values(group.rank() == 0 ? 8 : 4);
@@ -104,7 +105,7 @@ TEST_CASE("a message of another size than expected is an error") {
 }
 
 TEST_CASE("a missing peer is named after the timeout, and the group has failed") {
-  const Over over = GENERATE(Over::memory, Over::gloo, Over::shm, Over::tcp);
+  const Over over = each_backend();
   if (missing(over)) DUET_SKIP("Gloo is not built");
   std::latch called(1), failed(1);
   // Rank 2 calls first and has more time, so that rank 0 waits for rank 1 only.
@@ -132,7 +133,7 @@ TEST_CASE("a missing peer is named after the timeout, and the group has failed")
 }
 
 TEST_CASE("an exception in one rank ends the others at once") {
-  const Over over = GENERATE(Over::memory, Over::gloo, Over::shm, Over::tcp);
+  const Over over = each_backend();
   if (missing(over)) DUET_SKIP("Gloo is not built");
   const auto begin = Clock::now();
   const auto failures = try_ranks(over, 3, {.timeout = 60s, .leave_timeout = 30s}, [](ProcessGroup& group) {
@@ -158,7 +159,7 @@ TEST_CASE("a rank that came and closed between two polls has come") {
 }
 
 TEST_CASE("work that is left over when its group is closed says so") {
-  const Over over = GENERATE(Over::memory, Over::gloo, Over::shm, Over::tcp);
+  const Over over = each_backend();
   if (missing(over)) DUET_SKIP("Gloo is not built");
   // Over shared memory the destructor waits for messages that are under way.
   const GroupOptions options{.timeout = 60s, .leave_timeout = over == Over::shm ? 10ms : 60'000ms};

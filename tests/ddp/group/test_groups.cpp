@@ -13,6 +13,7 @@
 #include "ddp/group/reduce_kernels.h"
 #include "ddp/tutorial.h"
 #include "lib/error.h"
+#include "tests/ddp/each_backend.h"
 #include "tests/ddp/ranks.h"
 #include "tests/support/catch2.h"
 
@@ -73,7 +74,7 @@ Floats expected_sum(int size, std::size_t count) {
 }  // namespace
 
 TEST_CASE("all_reduce adds in the tree's order, to the same bits on all ranks") {
-  const Over over = GENERATE(Over::memory, Over::gloo, Over::shm, Over::tcp);
+  const Over over = each_backend();
   if (missing(over)) DUET_SKIP("Gloo is not built");
   const int size = GENERATE(2, 3, 4, 8);
   for (const std::size_t count : {std::size_t{1}, std::size_t{7}, std::size_t{1003}, std::size_t{421642}}) {
@@ -123,7 +124,7 @@ TEST_CASE("every reduction on every dtype") {
 }
 
 TEST_CASE("queued collectives run in order and may all be under way at once") {
-  const Over over = GENERATE(Over::memory, Over::gloo, Over::shm, Over::tcp);
+  const Over over = each_backend();
   if (missing(over)) DUET_SKIP("Gloo is not built");
   const Table results = after(over, 2, [](ProcessGroup& group) {
     Floats sums(20, 1.0f);
@@ -141,7 +142,7 @@ TEST_CASE("queued collectives run in order and may all be under way at once") {
 }
 
 TEST_CASE("messages: both ways at once, by tag, in order, and empty") {
-  const Over over = GENERATE(Over::memory, Over::gloo, Over::shm, Over::tcp);
+  const Over over = each_backend();
   if (missing(over)) DUET_SKIP("Gloo is not built");
   const Table results = after(over, 2, [](ProcessGroup& group) {
     const int peer = 1 - group.rank();
@@ -164,7 +165,7 @@ TEST_CASE("messages: both ways at once, by tag, in order, and empty") {
 }
 
 TEST_CASE("the tutorial's ring leaves the ranks with different bits, the chunked ring does not") {
-  const Over over = GENERATE(Over::memory, Over::gloo, Over::shm, Over::tcp);
+  const Over over = each_backend();
   if (missing(over)) DUET_SKIP("Gloo is not built");
   const int size = GENERATE(2, 3, 4);
   const std::size_t count = 1003;
@@ -189,7 +190,7 @@ TEST_CASE("the tutorial's ring leaves the ranks with different bits, the chunked
 }
 
 TEST_CASE("recursive doubling gives the tree's bits for 2, 4 and 8 ranks, and equal ones for others") {
-  const Over over = GENERATE(Over::memory, Over::gloo, Over::shm, Over::tcp);
+  const Over over = each_backend();
   if (missing(over)) DUET_SKIP("Gloo is not built");
   const int size = GENERATE(1, 2, 3, 4, 5, 8);
   const std::size_t count = 1003;

@@ -11,6 +11,7 @@
 #include "ddp/group/process_group.h"
 #include "ddp/group/reduce_kernels.h"
 #include "lib/random.h"
+#include "tests/ddp/each_backend.h"
 #include "tests/ddp/ranks.h"
 #include "tests/support/catch2.h"
 
@@ -104,7 +105,7 @@ void check_bits(Over over, int size, std::size_t count, std::span<const ReduceOp
 }  // namespace
 
 TEST_CASE("16-bit reductions are rounded once, in the tree's order, to the same bits over every backend") {
-  const Over over = GENERATE(Over::memory, Over::gloo, Over::shm, Over::tcp);
+  const Over over = each_backend();
   if (missing(over)) DUET_SKIP("Gloo is not built");
   const int size = GENERATE(1, 2, 3, 4, 5, 6, 7, 8);
   for (const std::size_t count : {std::size_t{1}, std::size_t{3001}}) {

@@ -15,6 +15,7 @@
 #include "ddp/group/compare_ranks.h"
 #include "ddp/group/flight_recorder.h"
 #include "lib/error.h"
+#include "tests/ddp/each_backend.h"
 #include "tests/ddp/ranks.h"
 #include "tests/support/catch2.h"
 
@@ -44,7 +45,7 @@ Texts said(Over over, int size, const std::function<std::string(ProcessGroup&)>&
 }  // namespace
 
 TEST_CASE("split makes groups by color, in the order of the keys") {
-  const Over over = GENERATE(Over::memory, Over::gloo, Over::shm, Over::tcp);
+  const Over over = each_backend();
   if (missing(over)) DUET_SKIP("Gloo is not built");
   const Texts texts = said(over, 4, [](ProcessGroup& whole) {
     const int rank = whole.rank();
@@ -80,7 +81,7 @@ TEST_CASE("a record numbers new groups alike in every process, and no two of the
 }
 
 TEST_CASE("new_group takes a list of ranks, and outlives the whole group") {
-  const Over over = GENERATE(Over::memory, Over::gloo, Over::shm, Over::tcp);
+  const Over over = each_backend();
   if (missing(over)) DUET_SKIP("Gloo is not built");
   std::mutex mutex;
   std::vector<std::unique_ptr<ProcessGroup>> groups(3);
@@ -106,7 +107,7 @@ TEST_CASE("new_group takes a list of ranks, and outlives the whole group") {
 }
 
 TEST_CASE("a group's keys leave the store with its last member, those of a group within it with that one's") {
-  const Over over = GENERATE(Over::memory, Over::gloo, Over::shm, Over::tcp);
+  const Over over = each_backend();
   if (missing(over)) DUET_SKIP("Gloo is not built");
   const auto keys = [](ProcessGroup& whole) {
     whole.barrier().wait();  // what all have done before is done, and nothing of what follows
@@ -157,7 +158,7 @@ TEST_CASE("ranks that disagree about a new group, or name ranks that are not the
 }
 
 TEST_CASE("a failure in one group leaves the other as it is") {
-  const Over over = GENERATE(Over::memory, Over::gloo, Over::shm, Over::tcp);
+  const Over over = each_backend();
   if (missing(over)) DUET_SKIP("Gloo is not built");
   const Texts texts = said(over, 2, [](ProcessGroup& whole) {
     const auto group = whole.split(0);
@@ -173,7 +174,7 @@ TEST_CASE("a failure in one group leaves the other as it is") {
 }
 
 TEST_CASE("texts of other lengths go round") {
-  const Over over = GENERATE(Over::memory, Over::gloo, Over::shm, Over::tcp);
+  const Over over = each_backend();
   if (missing(over)) DUET_SKIP("Gloo is not built");
   const Texts own = {std::string("a\0b", 3), "", "longer than the others"};
   const Texts texts = said(over, 3, [&](ProcessGroup& group) {
@@ -184,7 +185,7 @@ TEST_CASE("texts of other lengths go round") {
 }
 
 TEST_CASE("a monitored barrier names all ranks that did not come, and the group goes on") {
-  const Over over = GENERATE(Over::memory, Over::gloo, Over::shm, Over::tcp);
+  const Over over = each_backend();
   if (missing(over)) DUET_SKIP("Gloo is not built");
   std::latch first_over(1), both_over(2);
   const Texts texts = said(over, 4, [&](ProcessGroup& group) {

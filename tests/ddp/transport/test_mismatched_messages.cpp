@@ -12,6 +12,7 @@
 #include "ddp/shm/shm_transport.h"
 #include "lib/error.h"
 #include "lib/monotonic.h"
+#include "tests/ddp/each_backend.h"
 #include "tests/ddp/ranks.h"
 #include "tests/support/catch2.h"
 
@@ -77,7 +78,7 @@ std::vector<std::exception_ptr> disagree(Over over, const Case& one, bool early)
 }  // namespace
 
 TEST_CASE("ranks that disagree about a message: both groups fail, and both ranks are named") {
-  const Over over = GENERATE(Over::memory, Over::gloo, Over::shm, Over::tcp);
+  const Over over = each_backend();
   if (missing(over)) DUET_SKIP("Gloo is not built");
   for (const bool early : {false, true})
     for (const Case& one : cases()) {
