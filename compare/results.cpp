@@ -43,6 +43,8 @@ void fields(auto& io, Machine& machine) {
   io("gpus", machine.gpus);
   io("memory_gb", machine.memory_gb);
   io("kernel", machine.kernel);
+  io("sockets", machine.sockets, {.least = 0, .later = true});
+  io("caches", machine.caches, {.later = true});
 }
 
 void fields(auto& io, Settings& of) {
