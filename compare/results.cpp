@@ -79,6 +79,7 @@ void fields(auto& io, BatchTime& time) {
 
 void fields(auto& io, Results& results) {
   Settings settings{results};
+  io("duet", results.version);
   io("machine", results.machine);
   io("settings", settings);
   io("partial", results.partial);
@@ -90,8 +91,7 @@ void fields(auto& io, Results& results) {
 }
 
 std::string to_json(const Results& results) {
-  Json out = {{"duet", DUET_VERSION}};
-  out.update(JsonWriter::json_of(results));
+  Json out = JsonWriter::json_of(results);
   for (std::size_t i = 0; i < results.runs.size(); ++i) {
     Json& losses = out["runs"][i]["losses_us"];  // null where a run has none
     if (const std::optional<Overhead> overhead = overhead_of(results, results.runs[i]))

@@ -20,7 +20,8 @@ struct BatchTime {
 };
 
 struct Results {
-  Machine machine;
+  std::string version = DUET_VERSION;  // of the program that measured them
+  Machine machine{};
   std::int64_t parameters = 0;  // number of the network's parameters
   Training settings;            // as asked for, but with the name of the data and the number of images that were found
   std::vector<Run> runs;
