@@ -22,12 +22,12 @@ std::string against_torch(const Results& results);
 /// The run of dp or ddp on several devices whose speed-up has the highest lower end; null where there is none.
 const Run* best_wrapped(const Results& results);
 
-inline constexpr int kScreenLines = 24, kScreenColumns = 100;
+inline constexpr int kScreenLines = 24, kScreenColumns = 100, kNarrowestScreen = 60;
 
 struct ScreenOptions {
   int columns = kScreenColumns;  // from 60 to kScreenColumns; narrow screens have fewer columns
   TerminalStyle style{};
-  std::string out = "out";  // the folder of the report
+  std::string out = "out";  // the folder of the report; empty: that is not said
 };
 /// What duet compare prints: lines of at most `columns` characters, at most kScreenLines of them unless that many rows
 /// failed.
