@@ -36,6 +36,13 @@ std::string first_screen(const Results& results, const ScreenOptions& options);
 inline constexpr const char* kPartial =
     "partial: interrupted, only cells that had ended are listed, with the rounds so far";
 
+/// What duet show prints of two comparisons: lines of at most `columns` characters, limited as first_screen() does. The
+/// machine of each, their settings, a warning for each setting that differs, and a row for each mode and number of
+/// devices that both have.
+std::string side_by_side(const Results& a, const Results& b, int columns, TerminalStyle style);
+/// The same as JSON.
+std::string side_by_side_json(const Results& a, const Results& b);
+
 /// One run as text, one entry per column of table_columns(); a failed run's second part is empty.
 std::vector<std::string> table_row(const Results& results, const Run& run);
 /// With two more, memory and moved bytes of the fullest and the busiest device, where a run was on GPUs.
