@@ -156,6 +156,22 @@ Results results_from_json(const std::string& text) {
   return results;
 }
 
+void change_texts(Results& results, const std::function<std::string(const std::string&)>& change) {
+  Machine& machine = results.machine;
+  Training& settings = results.settings;
+  std::vector<std::string*> texts = {&results.version, &machine.cpu,        &machine.isa,  &machine.kernel,
+                                     &settings.model,  &settings.optimizer, &settings.data};
+  for (auto* const list : {&machine.gpus, &machine.caches, &results.model_notes, &results.torch_notes})
+    for (std::string& text : *list) texts.push_back(&text);
+  for (Run& run : results.runs) {
+    for (std::string* const text :
+         {&run.device, &run.precision, &run.workers, &run.backend, &run.error, &run.parameters_sha256})
+      texts.push_back(text);
+    for (StepEvent& event : run.median_step) texts.insert(texts.end(), {&event.lane, &event.name});
+  }
+  for (std::string* const text : texts) *text = change(*text);
+}
+
 std::string to_csv(const Results& results) {
   std::string text = csv_line({}, true);
   for (const Run& run : results.runs) text += csv_line(run, false);
