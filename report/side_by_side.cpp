@@ -149,7 +149,7 @@ std::string side_by_side(const Results& a, const Results& b, int columns, Termin
   const auto most = static_cast<std::size_t>(std::clamp(columns, kNarrowestScreen, kScreenColumns));
   std::string text;
   const auto add = [&](const Lines& lines, bool warns = false) {
-    for (const std::string& line : lines) text += (warns ? red(line, style) : line) + "\n";
+    for (const std::string& line : lines) text += (warns ? red(cut(line, most), style) : cut(line, most)) + "\n";
   };
   const auto say = [&](const std::string& sentence, bool warns = false) {
     add(wrapped(sentence, most, kIndent), warns);
