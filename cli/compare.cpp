@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "cli/options/options.h"
+#include "cli/share.h"
 #include "cli/system/display.h"
 #include "cli/system/files.h"
 #include "cli/system/machine.h"
@@ -109,6 +110,7 @@ int run(const CompareOptions& options, const std::string& command_line) {
   require_writable(options.out, 1 << 20);
   for (const CompareOptions& one : batches) require_writable(one.out, 1 << 20);
   require_json_output(options.json);  // which may lie in that folder
+  if (!options.share.empty()) require_new_folder(options.share);
   const Machine machine = this_machine();
   Training settings = options;
   std::int64_t parameters = 0;
@@ -141,6 +143,10 @@ int run(const CompareOptions& options, const std::string& command_line) {
     report_batches(options, all, partial, command_line, out);
   else if (!all.empty())
     write_json(options.json, to_json(all.front()));
+  if (!options.share.empty() && !all.empty()) {
+    share(options, all, partial, machine, command_line);
+    std::fprintf(out, "\nto send: %s, in which neither user nor host are named\n", options.share.c_str());
+  }
   if (partial) return 128 + noted_signal();
   return std::all_of(all.begin(), all.end(), all_ok) ? 0 : 1;
 }

@@ -1,4 +1,6 @@
 // duet info: what there is to compute with, and what the program was built from.
+#include "cli/info.h"
+
 #include <cstddef>
 #include <cstdio>
 #include <string>
@@ -24,7 +26,6 @@ std::vector<Device> all_gpus() {
 
 double megabytes(std::size_t bytes) { return static_cast<double>(bytes) / 1e6; }
 
-/// Makes contexts on all GPUs, because that is how free memory is asked for.
 Json devices_json(const Machine& machine, const std::vector<Device>& gpus) {
   auto out = Json::array();
   for (const Device device : first_devices(DeviceKind::cpu, machine.cores))
@@ -65,29 +66,33 @@ void print_peers(const std::vector<Device>& gpus) {
   }
 }
 
-std::string info_json(const Machine& machine, const std::vector<Device>& gpus) {
+}  // namespace
+
+std::string info_json(const Machine& machine) {
   Json out = {{"duet", DUET_VERSION},    {"cpu", machine.cpu},   {"cores", machine.cores},
               {"isa", machine.isa},      {"gpus", machine.gpus}, {"memory_gb", machine.memory_gb},
               {"kernel", machine.kernel}};
-  out["devices"] = devices_json(machine, gpus);
+  out["sockets"] = machine.sockets;
+  out["caches"] = machine.caches;
+  out["build"] = DUET_BUILD;
+  out["devices"] = devices_json(machine, all_gpus());
   out["why_no_cuda"] = why_unavailable(DeviceKind::cuda);
   for (const Library& library : libraries())
     out["libraries"].push_back({{"name", library.name}, {"version", library.version}, {"present", library.present}});
   return text_of(out);
 }
 
-}  // namespace
-
 int run(const InfoOptions& options, const std::string&) {
   require_json_output(options.json);
   const Machine machine = this_machine();
-  const std::vector<Device> gpus = all_gpus();
-  write_json(options.json, info_json(machine, gpus));
+  write_json(options.json, info_json(machine));
   if (to_stdout(options.json)) return 0;  // text would say the same
   std::printf("duet %s (%s)\n\n", DUET_VERSION, DUET_BUILD);
   line("cpu", machine.cpu);
   line("cores", std::to_string(machine.cores) + " usable by this process");
   line("instructions", machine.isa);
+  if (machine.sockets > 0) line("sockets", std::to_string(machine.sockets));
+  if (!machine.caches.empty()) line("caches", listed(machine.caches));
   line("memory", fixed(machine.memory_gb, 1) + " GB");
   line("kernel", machine.kernel);
   std::string devices;
@@ -95,6 +100,7 @@ int run(const InfoOptions& options, const std::string&) {
     devices += (devices.empty() ? "" : " ") + device.str();
   line("devices", devices + " (" + backend(DeviceKind::cpu).describe({}) + " each; more may be asked for)");
   if (const std::string why = why_unavailable(DeviceKind::cuda); !why.empty()) line("", "no GPU: " + why);
+  const std::vector<Device> gpus = all_gpus();
   for (const Device gpu : gpus) print_gpu(gpu);
   print_peers(gpus);
   std::printf("\nlibraries\n");

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "cli/options/options.h"
+#include "cli/share.h"
 #include "cli/system/display.h"
 #include "cli/system/files.h"
 #include "lib/base/text.h"
@@ -29,14 +30,10 @@ std::string rate_text(const TransferCost& hop) {
 }
 
 /// Reads results.json, which must hold a cost model. Errors name the file.
-Results read_results(const std::string& file) {
-  const std::string text = read_file(file);
-  return with_prefix([&] { return file + ": "; },
-                     [&] {
-                       Results results = results_from_json(text);
-                       model_of(results);
-                       return results;
-                     });
+Results with_model(const std::string& file) {
+  Results results = read_results(file);
+  with_prefix([&] { return file + ": "; }, [&] { model_of(results); });
+  return results;
 }
 
 void print_links(const PredictOptions& options, std::FILE* out) {
@@ -47,7 +44,7 @@ void print_links(const PredictOptions& options, std::FILE* out) {
   };
   for (const NamedLink& link : named_links()) print(link.name, link.title, link.link, link.source);
   if (options.results.empty()) return;
-  const Results results = read_results(options.results);
+  const Results results = with_model(options.results);
   for (const MeasuredLink& link : model_of(results).links)
     print("-", link.backend, link_of(link),
           concat("all-reduces measured among ", link.ranks, " ranks: ", options.results));
@@ -146,7 +143,7 @@ int run(const PredictOptions& options, const std::string& command_line) {
   const ScalingPlan plan = plan_of(options);
   require_outputs({{.option = "--json", .path = to_stdout(options.json) ? "" : options.json},
                    {.option = "--out", .path = options.out}});
-  const Results results = read_results(options.results);
+  const Results results = with_model(options.results);
   const std::vector<ScalingRow> rows = scaling_rows(results, plan);
   const std::string link = link_line(options, plan, model_of(results));
   std::fprintf(out, "link: %s\n\n", link.c_str());

@@ -43,6 +43,8 @@ void fields(auto& io, Machine& machine) {
   io("gpus", machine.gpus);
   io("memory_gb", machine.memory_gb);
   io("kernel", machine.kernel);
+  io("sockets", machine.sockets, {.least = 0, .later = true});
+  io("caches", machine.caches, {.later = true});
 }
 
 void fields(auto& io, Settings& of) {
@@ -77,6 +79,7 @@ void fields(auto& io, BatchTime& time) {
 
 void fields(auto& io, Results& results) {
   Settings settings{results};
+  io("duet", results.version);
   io("machine", results.machine);
   io("settings", settings);
   io("partial", results.partial);
@@ -88,8 +91,7 @@ void fields(auto& io, Results& results) {
 }
 
 std::string to_json(const Results& results) {
-  Json out = {{"duet", DUET_VERSION}};
-  out.update(JsonWriter::json_of(results));
+  Json out = JsonWriter::json_of(results);
   for (std::size_t i = 0; i < results.runs.size(); ++i) {
     Json& losses = out["runs"][i]["losses_us"];  // null where a run has none
     if (const std::optional<Overhead> overhead = overhead_of(results, results.runs[i]))
@@ -152,6 +154,22 @@ Results results_from_json(const std::string& text) {
   JsonReader io(json);
   fields(io, results);
   return results;
+}
+
+void change_texts(Results& results, const std::function<std::string(const std::string&)>& change) {
+  Machine& machine = results.machine;
+  Training& settings = results.settings;
+  std::vector<std::string*> texts = {&results.version, &machine.cpu,        &machine.isa,  &machine.kernel,
+                                     &settings.model,  &settings.optimizer, &settings.data};
+  for (auto* const list : {&machine.gpus, &machine.caches, &results.model_notes, &results.torch_notes})
+    for (std::string& text : *list) texts.push_back(&text);
+  for (Run& run : results.runs) {
+    for (std::string* const text :
+         {&run.device, &run.precision, &run.workers, &run.backend, &run.error, &run.parameters_sha256})
+      texts.push_back(text);
+    for (StepEvent& event : run.median_step) texts.insert(texts.end(), {&event.lane, &event.name});
+  }
+  for (std::string* const text : texts) *text = change(*text);
 }
 
 std::string to_csv(const Results& results) {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
@@ -20,7 +21,8 @@ struct BatchTime {
 };
 
 struct Results {
-  Machine machine;
+  std::string version = DUET_VERSION;  // of the program that measured them
+  Machine machine{};
   std::int64_t parameters = 0;  // number of the network's parameters
   Training settings;            // as asked for, but with the name of the data and the number of images that were found
   std::vector<Run> runs;
@@ -35,6 +37,9 @@ struct Results {
 /// results.json. Reading throws DataError that names the field.
 std::string to_json(const Results& results);
 Results results_from_json(const std::string& text);
+
+/// Puts every text that is free in results.json, so that a person or the system may have named it, through `change`.
+void change_texts(Results& results, const std::function<std::string(const std::string&)>& change);
 
 /// results.csv: one line per run; lists joined by spaces.
 std::string to_csv(const Results& results);

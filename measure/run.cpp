@@ -101,7 +101,7 @@ void fields(auto& io, Run& run) {
   io("startup_s", run.startup_s);
   io("epoch_s", run.epoch_s);
   io("samples_per_s", run.samples_per_s, kAmount);
-  io("speedup", run.speedup);
+  io("speedup", run.speedup, kAmount);
   io("efficiency", run.efficiency);
   io("waiting_share", run.waiting_share);
   io("communication_us", run.communication_us);
@@ -129,8 +129,8 @@ void fields(auto& io, Run& run) {
   io("rounds_step_us", run.rounds_step_us);
   io("rounds_waiting_us", run.rounds_waiting_us);
   io("rank_step_us", run.rank_step_us);
-  io("speedup_low", run.speedup_low);
-  io("speedup_high", run.speedup_high);
+  io("speedup_low", run.speedup_low, kAmount);
+  io("speedup_high", run.speedup_high, kAmount);
   io("ceiling_efficiency", run.ceiling_efficiency);
   io("cpu_share", run.cpu_share);
   io("other_programs_share", run.other_programs_share);

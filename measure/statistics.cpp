@@ -50,6 +50,12 @@ std::optional<Interval> around(const std::vector<double>& values) {
   return values.size() < kFewestResampled ? by_student(values) : by_bootstrap(values);
 }
 
+std::vector<double> logarithms_of(const std::vector<double>& values) {
+  std::vector<double> logarithms;
+  for (const double value : values) logarithms.push_back(std::log(value));  // not finite unless it is above 0
+  return logarithms;
+}
+
 std::optional<Interval> widened(const std::optional<Interval>& found, double middle) {
   if (!found) return std::nullopt;
   const double least = kNarrowest * std::fabs(middle);
@@ -95,11 +101,18 @@ std::vector<double> ratios_of(const std::vector<double>& base_us, const std::vec
 }
 
 std::optional<Interval> ratio_interval(const std::vector<double>& ratios) {
-  std::vector<double> logarithms;
-  for (const double ratio : ratios) logarithms.push_back(std::log(ratio));  // not finite unless it is above 0
-  std::optional<Interval> found = around(logarithms);
+  std::optional<Interval> found = around(logarithms_of(ratios));
   if (found) *found = {found->middle, std::exp(found->low), std::exp(found->high)};
   return widened(found, median(ratios));
+}
+
+std::optional<Interval> ratio_of_medians(const std::vector<double>& a, const std::vector<double>& b) {
+  const std::optional<Interval> of_a = around(logarithms_of(a)), of_b = around(logarithms_of(b));
+  if (!of_a || !of_b) return std::nullopt;
+  const double ratio = median(a) / median(b);
+  const double below = std::hypot(of_a->middle - of_a->low, of_b->high - of_b->middle);
+  const double above = std::hypot(of_a->high - of_a->middle, of_b->middle - of_b->low);
+  return widened(Interval{ratio, ratio * std::exp(-below), ratio * std::exp(above)}, ratio);
 }
 
 }  // namespace duet::cli

@@ -37,4 +37,9 @@ std::vector<double> ratios_of(const std::vector<double>& base_us, const std::vec
 /// Empty also if a ratio is not above 0.
 std::optional<Interval> ratio_interval(const std::vector<double>& ratios);
 
+/// How many times the median of `a` is that of `b`, of measurements that were made apart, in no common rounds. The
+/// intervals of both medians' logarithms, as ratio_interval() has them, give that of the difference by MOVER (Zou and
+/// Donner 2008). Empty as there, for either of the two.
+std::optional<Interval> ratio_of_medians(const std::vector<double>& a, const std::vector<double>& b);
+
 }  // namespace duet::cli

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cmath>
 
-#include "cli/system/display.h"
 #include "lib/error.h"
 
 namespace duet::cli {
@@ -81,6 +80,17 @@ std::string times_ends(const Interval& interval) {
 
 std::string us_ends(const Interval& interval) {
   return concat("(", grouped(std::llround(interval.low)), "..", grouped(std::llround(interval.high)), ")");
+}
+
+Unit unit_of(double step_us) {
+  if (step_us < 2e3) return {};
+  if (step_us < 1e6) return {1e-3, " ms", step_us < 2e4 ? 2 : 1};
+  return {1e-6, " s", 2};
+}
+
+std::string gpus_text(const Machine& machine) {
+  if (machine.gpus.empty()) return "no GPU";
+  return (machine.gpus.size() > 1 ? concat(machine.gpus.size(), " x ") : "") + machine.gpus[0];
 }
 
 std::string speedup_text(const Run& run) {

@@ -8,6 +8,8 @@
 #include <string>
 #include <vector>
 
+#include "cli/system/display.h"
+#include "cli/system/machine.h"
 #include "compare/results.h"
 #include "measure/statistics.h"
 
@@ -50,6 +52,18 @@ std::string us_text(double us);
 std::string times_range(const Interval& interval);
 std::string times_ends(const Interval& interval);
 std::string us_ends(const Interval& interval);
+/// Times of a step and of its parts, all in the unit and with the digits of the step.
+struct Unit {
+  double per_us = 1;
+  const char* name = " us";
+  int digits = 0;
+
+  std::string number(double us) const { return fixed(us * per_us, digits); }
+  std::string text(double us) const { return number(us) + name; }
+};
+Unit unit_of(double step_us);
+/// "no GPU", "2 x NVIDIA H100".
+std::string gpus_text(const Machine& machine);
 /// A speed-up by times_text(); without an interval "1.79x"; without a speed-up "-".
 std::string speedup_text(const Run& run);
 /// speedup_text() with the mark " !" where the speed-up is above_limit().

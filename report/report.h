@@ -22,12 +22,12 @@ std::string against_torch(const Results& results);
 /// The run of dp or ddp on several devices whose speed-up has the highest lower end; null where there is none.
 const Run* best_wrapped(const Results& results);
 
-inline constexpr int kScreenLines = 24, kScreenColumns = 100;
+inline constexpr int kScreenLines = 24, kScreenColumns = 100, kNarrowestScreen = 60;
 
 struct ScreenOptions {
   int columns = kScreenColumns;  // from 60 to kScreenColumns; narrow screens have fewer columns
   TerminalStyle style{};
-  std::string out = "out";  // the folder of the report
+  std::string out = "out";  // the folder of the report; empty: that is not said
 };
 /// What duet compare prints: lines of at most `columns` characters, at most kScreenLines of them unless that many rows
 /// failed.
@@ -35,6 +35,13 @@ std::string first_screen(const Results& results, const ScreenOptions& options);
 /// Said below the table of an interrupted comparison.
 inline constexpr const char* kPartial =
     "partial: interrupted, only cells that had ended are listed, with the rounds so far";
+
+/// What duet show prints of two comparisons: lines of at most `columns` characters, limited as first_screen() does. The
+/// machine of each, their settings, a warning for each setting that differs, and a row for each mode and number of
+/// devices that both have.
+std::string side_by_side(const Results& a, const Results& b, int columns, TerminalStyle style);
+/// The same as JSON.
+std::string side_by_side_json(const Results& a, const Results& b);
 
 /// One run as text, one entry per column of table_columns(); a failed run's second part is empty.
 std::vector<std::string> table_row(const Results& results, const Run& run);

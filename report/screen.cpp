@@ -22,36 +22,18 @@ namespace {
 
 using Lines = std::vector<std::string>;
 
-constexpr int kNarrowestScreen = 60;
 constexpr std::size_t kIndent = 2, kWidestPicture = 34, kNarrowestPicture = 14;
 constexpr double kSmallPart = 0.05;  // share of a loss; parts below it are one line
 
-/// Times of a step and of its parts, all in the unit and with the digits of the step.
-struct Unit {
-  double per_us = 1;
-  const char* name = " us";
-  int digits = 0;
-
-  std::string number(double us) const { return fixed(us * per_us, digits); }
-  std::string text(double us) const { return number(us) + name; }
-};
-
-Unit unit_of(double step_us) {
-  if (step_us < 2e3) return {};
-  if (step_us < 1e6) return {1e-3, " ms", step_us < 2e4 ? 2 : 1};
-  return {1e-6, " s", 2};
-}
-
 std::string machine_line(const Results& results) {
   const Machine& machine = results.machine;
-  std::string gpus = machine.gpus.empty() ? "no GPU" : machine.gpus[0];
-  if (machine.gpus.size() > 1) gpus = concat(machine.gpus.size(), " x ", gpus);
   const double millions = static_cast<double>(results.parameters) / 1e6;
   const std::string precision =
       results.settings.precision == Precision::fp32 ? "" : concat(" · ", name(results.settings.precision));
-  return concat("duet ", DUET_VERSION, " · ", machine.cpu, ", ", count_text(machine.cores, "core"), ", ", gpus,
-                precision, " · ", results.settings.model, ", ", fixed(millions, millions < 10 ? 2 : 0),
-                " M parameters · ", batch_text(results), " · ", results.settings.data);
+  return concat("duet ", results.version, " · ", machine.cpu, ", ", count_text(machine.cores, "core"), ", ",
+                gpus_text(machine), precision, " · ", results.settings.model, ", ",
+                fixed(millions, millions < 10 ? 2 : 0), " M parameters · ", batch_text(results), " · ",
+                results.settings.data);
 }
 
 /// Lower is shown first where not all rows have a line. dp, ddp and averaging on one device are single's own code.
@@ -256,9 +238,11 @@ std::string first_screen(const Results& results, const ScreenOptions& options) {
   for (const std::string& sentence : without_a_result(results))
     for (const std::string& line : wrapped(sentence, columns, kIndent)) above.push_back(red(line, options.style));
   above.emplace_back();
-  Lines foot = wrapped(concat("All ", results.runs.size(), " rows and columns: --wide · report ", options.out,
-                              "/index.html · other links and hosts: duet predict ", options.out, "/results.json"),
-                       columns, kIndent);
+  Lines foot;
+  if (!options.out.empty())
+    foot = wrapped(concat("All ", results.runs.size(), " rows and columns: --wide · report ", options.out,
+                          "/index.html · other links and hosts: duet predict ", options.out, "/results.json"),
+                   columns, kIndent);
   if (results.partial) foot.insert(foot.begin(), red(cut(concat("  ", kPartial), columns), options.style));
   Lines below = why_block(results, columns);
   if (!below.empty()) below.insert(below.begin(), "");

@@ -119,7 +119,7 @@ def zsh_arguments(command):
         yield shlex.quote(f"1:command:({' '.join(below.last_word() for below in command.below)})")
         yield "'*::argument:->below'"
     elif command.positionals and command.positionals[0].spelling.endswith(" FILE"):
-        yield "'1:file:_files'"
+        yield from (f"'{place}:file:_files'" for place, _ in enumerate(command.positionals, 1))
     elif command.positionals:  # a program and its arguments
         yield "'*::program:_normal'"
 

@@ -189,6 +189,10 @@ void add_compare(CLI::App& app, CompareOptions& options) {
   app.add_option("--out", options.out,
                  "folder for index.html, results.json and results.csv; of several batches with a folder batch-N of "
                  "these for each");
+  app.add_option(
+      "--share", options.share,
+      "new or empty folder for results to send to others: results.json, index.html, info.json (machine and "
+      "versions) and command.txt, without the names of user and host, and of paths with the last part alone");
   app.add_flag("--wide", options.wide, "print all rows, columns and sentences in place of the first screen");
   app.add_flag("--tutorial", options.tutorial,
                "print the tutorials' line for every number of devices of averaging, too");
@@ -224,6 +228,19 @@ std::vector<int> counts(const char* option, const std::string& text) {
   require<UsageError>(std::adjacent_find(out.begin(), out.end()) == out.end(), option, " is ", text,
                       ", expected every number once");
   return out;
+}
+
+void add_show(CLI::App& app, ShowOptions& options) {
+  app.add_option("a", options.a,
+                 "results.json, or the folder of duet compare --share or --out that holds it; alone: what duet compare "
+                 "printed of it")
+      ->type_name("FILE");
+  app.add_option("b", options.b,
+                 "another: both side by side, each mode with its step, its speed-up and B/A: samples a second of B for "
+                 "each of A. Its 95 % interval is that of two independent medians over rounds (MOVER), on their "
+                 "logarithms")
+      ->type_name("FILE");
+  add_json(app, options.json, "of two: what both have and where they differ");
 }
 
 void add_predict(CLI::App& app, PredictOptions& options) {
@@ -317,8 +334,9 @@ struct CommandLine {
   Command command();
 
   CLI::App app{kAbout, "duet"};
-  CLI::App *compare_app, *predict_app, *train_app, *launch_app, *bench_app, *info_app;
+  CLI::App *compare_app, *show_app, *predict_app, *train_app, *launch_app, *bench_app, *info_app;
   CompareOptions compare;
+  ShowOptions show;
   PredictOptions predict;
   TrainOptions train;
   LaunchOptions launch;
@@ -331,6 +349,7 @@ struct CommandLine {
 
 CommandLine::CommandLine()
     : compare_app(add("compare", "train in all modes on several devices; table and report")),
+      show_app(add("show", "a comparison's results, or two side by side, of two machines or two versions")),
       predict_app(add("predict", "other numbers of devices and links, from a comparison's cost model")),
       train_app(add("train", "train once, in one mode")),
       launch_app(add("launch", "start N ranks of a program: duet launch -n N -- PROGRAM ARGS")),
@@ -339,11 +358,12 @@ CommandLine::CommandLine()
   app.set_version_flag("--version", "duet " DUET_VERSION);
   app.require_subcommand(1);
   app.footer("duet help COMMAND, or duet COMMAND --help, describes a command.");
-  for (CLI::App* const one : {compare_app, predict_app, train_app, bench_app}) take_last(*one);
+  for (CLI::App* const one : {compare_app, show_app, predict_app, train_app, bench_app}) take_last(*one);
   for (CLI::App* const one : {compare_app, predict_app, train_app, bench_app, launch_app})
     one->option_defaults()->always_capture_default();
   compare.epochs = 1;
   add_compare(*compare_app, compare);
+  add_show(*show_app, show);
   add_predict(*predict_app, predict);
   add_train(*train_app, train);
   add_launch(*launch_app, launch);
@@ -357,7 +377,7 @@ std::optional<Printed> CommandLine::read(const std::vector<std::string>& argumen
     refuse_bench(arguments[1]);
   try {
     std::vector<std::string> reversed =
-        spelled_out(arguments, {"compare", "predict", "train", "launch", "bench", "info"});
+        spelled_out(arguments, {"compare", "show", "predict", "train", "launch", "bench", "info"});
     std::reverse(reversed.begin(), reversed.end());
     app.parse(reversed);
   } catch (const CLI::CallForHelp&) {
@@ -423,6 +443,7 @@ Options checked(const Options& options) {
 
 Command CommandLine::command() {
   if (*info_app) return info;
+  if (*show_app) return checked(show);
   if (*predict_app) return checked(predict);
   if (*launch_app) return checked(launch);
   if (*train_app) {
@@ -501,6 +522,12 @@ void check(const PredictOptions& options) {
                       ", but no --link or --gbit is given for what connects them");
   require<UsageError>(options.out.empty() || options.out.ends_with(".html"), "--out is ", options.out,
                       ", expected a name that ends with .html");
+}
+
+void check(const ShowOptions& options) {
+  require<UsageError>(!options.a.empty(), "duet show: no folder or results.json given");
+  require<UsageError>(options.json.empty() || !options.b.empty(),
+                      "--json is for two results; of one results.json is JSON already");
 }
 
 void check(const CollectiveOptions& options) {

@@ -97,7 +97,8 @@ struct CompareOptions : Training {
   double time_budget_s = 45;                     // seconds for timing in rounds; 0: no rounds
   std::string vs_torch;                          // a Python with PyTorch, whose rows are compared, too
   std::string out = "out";
-  std::string json;  // see cli/system/files.h
+  std::string share;  // folder to give away; empty: none
+  std::string json;   // see cli/system/files.h
   bool wide = false, tutorial = false;
 };
 
@@ -153,6 +154,12 @@ struct PredictOptions {
   bool links = false;
 };
 
+/// duet show.
+struct ShowOptions {
+  std::string a, b;  // folders with a results.json, or such files; an empty `b`: `a` alone
+  std::string json;  // see cli/system/files.h
+};
+
 struct InfoOptions {
   std::string json;  // see cli/system/files.h
 };
@@ -162,8 +169,8 @@ struct Printed {
   std::string text;
 };
 
-using Command =
-    std::variant<Printed, TrainOptions, CompareOptions, PredictOptions, LaunchOptions, CollectiveOptions, InfoOptions>;
+using Command = std::variant<Printed, TrainOptions, CompareOptions, ShowOptions, PredictOptions, LaunchOptions,
+                             CollectiveOptions, InfoOptions>;
 
 /// Reads and checks a command line (without the program's name). Throws UsageError with one line.
 Command parse(const std::vector<std::string>& arguments);
@@ -192,11 +199,13 @@ void check(const CompareOptions& options);
 void check(const CollectiveOptions& options);
 void check(const LaunchOptions& options);
 void check(const PredictOptions& options);
+void check(const ShowOptions& options);
 
 // The commands; each returns its exit code or throws. `command_line` is for reports.
 int run(const Printed& printed, const std::string& command_line);
 int run(const TrainOptions& options, const std::string& command_line);
 int run(const CompareOptions& options, const std::string& command_line);
+int run(const ShowOptions& options, const std::string& command_line);
 int run(const PredictOptions& options, const std::string& command_line);
 int run(const LaunchOptions& options, const std::string& command_line);
 int run(const CollectiveOptions& options, const std::string& command_line);

@@ -100,8 +100,9 @@ std::string read_file(const std::string& path) {
   return content.str();
 }
 
-TemporaryFolder::TemporaryFolder() {
-  const std::string parent = environment_variable("TMPDIR").value_or("/tmp");
+TemporaryFolder::TemporaryFolder() : TemporaryFolder(environment_variable("TMPDIR").value_or("/tmp")) {}
+
+TemporaryFolder::TemporaryFolder(const std::string& parent) {
   remove_abandoned(parent);
   path_ = concat(parent, "/", kStem, std::string(kRandomPart, 'X'));
   require<DataError>(::mkdtemp(path_.data()) != nullptr, "cannot make folder ", path_, ": ", last_errno);

@@ -13,12 +13,12 @@ namespace duet::cli {
 /// Throws DataError.
 std::string read_file(const std::string& path);
 
-/// A temporary folder of this process under $TMPDIR or /tmp, removed with all its files at the end. If the process is
-/// killed before, the next process of the same user that makes such a folder removes it: a lock is held while its
-/// process runs.
+/// A temporary folder of this process, removed with all its files at the end. If the process is killed before, the next
+/// process of the same user that makes one in the same place removes it: a lock is held while its process runs.
 class TemporaryFolder {
  public:
-  /// Throws DataError.
+  /// In `parent`, or in $TMPDIR or /tmp. Throws DataError.
+  explicit TemporaryFolder(const std::string& parent);
   TemporaryFolder();
   ~TemporaryFolder();
   TemporaryFolder(const TemporaryFolder&) = delete;

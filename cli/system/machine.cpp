@@ -7,6 +7,8 @@
 #include <ctime>
 #include <filesystem>
 #include <fstream>
+#include <map>
+#include <set>
 #include <sstream>
 #include <system_error>
 
@@ -31,6 +33,14 @@ std::string proc_value(const char* file, const std::string& key) {
   return "";
 }
 
+/// Empty where there is no such file.
+std::string first_line(const std::filesystem::path& file) {
+  std::ifstream in(file);
+  std::string line;
+  std::getline(in, line);
+  return line;
+}
+
 int count_of(DeviceKind kind) {
   const int count = backend(kind).device_count();
   require<DeviceError>(count > 0, "there is no device of kind ", duet::name(kind));
@@ -50,10 +60,32 @@ Machine this_machine() {
   machine.memory_gb = parse_number<double>(memory.substr(0, memory.find(' '))).value_or(0) * 1024 / 1e9;
   utsname kernel{};
   if (uname(&kernel) == 0) machine.kernel = std::string(kernel.sysname) + " " + kernel.release;
+  add_topology(machine, "/sys/devices/system/cpu");
   if (!why_unavailable(DeviceKind::cuda).empty()) return machine;
   Backend& cuda = backend(DeviceKind::cuda);
   for (int i = 0; i < cuda.device_count(); ++i) machine.gpus.push_back(cuda.describe({DeviceKind::cuda, i}));
   return machine;
+}
+
+void add_topology(Machine& machine, const std::string& folder) {
+  std::set<std::string> sockets;
+  std::map<std::string, std::set<std::string>> caches;  // by kind and size, each with the processors that share it
+  std::error_code none;
+  for (const auto& processor : std::filesystem::directory_iterator(folder, none)) {
+    const std::string socket = first_line(processor.path() / "topology/physical_package_id");
+    if (!socket.empty()) sockets.insert(socket);
+    for (const auto& cache : std::filesystem::directory_iterator(processor.path() / "cache", none)) {
+      const std::string level = first_line(cache.path() / "level"), size = first_line(cache.path() / "size");
+      const std::string type = first_line(cache.path() / "type");
+      if (level.empty() || size.empty()) continue;
+      const char* const of = type == "Data" ? "d" : type == "Instruction" ? "i" : "";
+      caches[concat("L", level, of, " ", size)].insert(first_line(cache.path() / "shared_cpu_list"));
+    }
+  }
+  machine.sockets = static_cast<int>(sockets.size());
+  machine.caches.clear();
+  for (const auto& [kind, sharers] : caches)
+    machine.caches.push_back(kind + (sharers.size() > 1 ? concat(" x ", sharers.size()) : ""));
 }
 
 std::vector<Device> devices_for(DeviceKind kind, int count) {

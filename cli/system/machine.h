@@ -17,10 +17,14 @@ struct Machine {
   std::vector<std::string> gpus;
   double memory_gb = 0;
   std::string kernel;
+  int sockets = 0;                    // 0: not known
+  std::vector<std::string> caches{};  // "L1d 32K x 2": of two cores, each its own; empty: not known
 };
 
 /// Reads /proc and the devices. Cores are those that this process may use.
 Machine this_machine();
+/// Fills sockets and caches from the kernel's list of processors, /sys/devices/system/cpu.
+void add_topology(Machine& machine, const std::string& folder);
 
 /// `count` devices of a kind: cuda:0, cuda:1, ... where there are as many GPUs, else logical devices that share the
 /// GPUs evenly: cuda:0.0, cuda:0.1, ... CPU devices are always real ones. Throws DeviceError without any device.

@@ -42,7 +42,7 @@ TEST_CASE("an unknown command is answered with the nearest one") {
   CHECK(complaint({"lanch", "-n", "2"}) == "unknown command 'lanch', did you mean launch? (see duet --help)");
   CHECK(complaint({"bnech", "step"}) == "unknown command 'bnech', did you mean bench? (see duet --help)");
   CHECK(complaint({"fly"}) ==
-        "unknown command 'fly', expected compare, predict, train, launch, bench or info (see duet --help)");
+        "unknown command 'fly', expected compare, show, predict, train, launch, bench or info (see duet --help)");
   CHECK(complaint({"bench", "all_reduc"}) == "duet bench: unknown 'all_reduc', did you mean all_reduce?");
 }
 

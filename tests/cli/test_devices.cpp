@@ -1,10 +1,13 @@
 #include <algorithm>
 #include <cstdint>
+#include <filesystem>
 #include <string>
+#include <utility>
 #include <variant>
 #include <vector>
 
 #include "cli/options/options.h"
+#include "cli/system/files.h"
 #include "cli/system/machine.h"
 #include "lib/backend/backend.h"
 #include "lib/base/threads.h"
@@ -30,6 +33,35 @@ TEST_CASE("CPU devices are real, however many") {
   CHECK(physical_devices(DeviceKind::cpu, 3) == 3);
   CHECK(device_of_rank(DeviceKind::cpu, 2, 3) == Device{});
   CHECK(kind_title(DeviceKind::cpu) == "cpu");
+}
+
+TEST_CASE("sockets and caches are counted by what shares them") {
+  const TemporaryFolder folder;
+  const auto add = [&](int processor, const std::string& file, const std::string& text) {
+    const std::filesystem::path path = concat(folder.path(), "/cpu", processor, "/", file);
+    std::filesystem::create_directories(path.parent_path());
+    write_output(path.string(), text + "\n");
+  };
+  for (const int processor : {0, 1, 2, 3}) {
+    add(processor, "topology/physical_package_id", processor < 2 ? "0" : "1");
+    const auto add_cache = [&](const std::string& index, const std::string& level, const std::string& type,
+                               const std::string& size, const std::string& sharers) {
+      const std::vector<std::pair<std::string, std::string>> files = {
+          {"level", level}, {"type", type}, {"size", size}, {"shared_cpu_list", sharers}};
+      for (const auto& [file, text] : files) add(processor, concat("cache/", index, "/", file), text);
+    };
+    add_cache("index0", "1", "Data", "48K", std::to_string(processor));
+    add_cache("index1", "1", "Instruction", "32K", std::to_string(processor));
+    add_cache("index3", "3", "Unified", "32768K", processor < 2 ? "0-1" : "2-3");
+  }
+  add(0, "cache/index9/level", "4");  // without a size
+  Machine machine;
+  add_topology(machine, folder.path());
+  CHECK(machine.sockets == 2);
+  CHECK(machine.caches == std::vector<std::string>{"L1d 48K x 4", "L1i 32K x 4", "L3 32768K x 2"});
+  add_topology(machine, folder.path() + "/nowhere");
+  CHECK(machine.sockets == 0);
+  CHECK(machine.caches.empty());
 }
 
 TEST_CASE("runs on shared GPUs are spelled so, and have neither speed-up nor efficiency") {

@@ -147,6 +147,16 @@ TEST_CASE("the options of predict are read") {
         std::vector<int>{2});
 }
 
+TEST_CASE("the options of show and --share are read") {
+  const auto both = std::get<ShowOptions>(parse({"show", "x", "y/results.json", "--json"}));
+  CHECK(both.a == "x");
+  CHECK(both.b == "y/results.json");
+  CHECK(both.json == "-");
+  CHECK(std::get<ShowOptions>(parse({"show", "x"})).b.empty());
+  CHECK(std::get<CompareOptions>(parse({"compare", "--share", "x"})).share == "x");
+  CHECK(std::get<CompareOptions>(parse({"compare"})).share.empty());
+}
+
 TEST_CASE("the options of bench all_reduce are those of nccl-tests") {
   const auto defaults = std::get<CollectiveOptions>(parse({"bench", "all_gather"}));
   CHECK(defaults.collective == "all_gather");
@@ -255,6 +265,9 @@ TEST_CASE("wrong options are named in one line") {
       {{"launch", "--rdzv-timeout", "0", "--", "a"}, "--rdzv-timeout is 0"},
       {{"launch", "--grace=-1", "--", "a"}, "--grace is -1"},
       {{"launch", "--stop-limit", "nan", "--", "a"}, "--stop-limit is nan"},
+      {{"show"}, "duet show: no folder or results.json given"},
+      {{"show", "a", "--json"}, "--json is for two results; of one results.json is JSON already"},
+      {{"show", "a", "b", "c"}, "not expected: c"},
       {{"predict"}, "duet predict: no results.json given"},
       {{"predict", "r", "--devices", "0"}, "--devices is 0, expected numbers from 1 to 1024, as 1,2,4 or 1..8"},
       {{"predict", "r", "--batch", "2000000000000000"}, "--batch is 2000000000000000, expected 0 to 1e+15"},
@@ -315,13 +328,13 @@ TEST_CASE("wrong options are named in one line") {
 
 TEST_CASE("help names every option with its default") {
   const std::string compare = printed({"compare", "--help"});
-  for (const char* option : {"--modes",       "--devices",  "--device", "--threads-per-device",
-                             "--data",        "--download", "--epochs", "--batch",
-                             "--lr",          "--momentum", "--seed",   "--time-budget",
-                             "--out",         "--quiet",    "--json",   "--train-images",
-                             "--test-images", "--compat",   "--model",  "--scaling",
-                             "128",           "1234",       "0.01",     "0.5",
-                             "1,2,4,8 up"}) {
+  for (const char* option : {"--modes",   "--devices",     "--device", "--threads-per-device",
+                             "--data",    "--download",    "--epochs", "--batch",
+                             "--lr",      "--momentum",    "--seed",   "--time-budget",
+                             "--out",     "--quiet",       "--json",   "--train-images",
+                             "--share",   "--test-images", "--compat", "--model",
+                             "--scaling", "128",           "1234",     "0.01",
+                             "0.5",       "1,2,4,8 up"}) {
     INFO(option);
     CHECK_THAT(compare, duet_test::ContainsSubstring(option));
   }

@@ -139,6 +139,18 @@ TEST_CASE("fields that older files have not may be missing") {
   CHECK(run_from_json(text).mode == "single");
 }
 
+TEST_CASE("a machine of an older file has neither sockets nor caches") {
+  Results results = duet_test::made_up();
+  results.machine.sockets = 2;
+  results.machine.caches = {"L1d 48K x 4"};
+  std::string text = to_json(results);
+  CHECK(results_from_json(text).machine.caches == results.machine.caches);
+  const std::size_t begin = text.find(",\n  \"sockets\""), end = text.find("\n },", begin);
+  REQUIRE(end != std::string::npos);
+  text.erase(begin, end - begin);
+  CHECK(results_from_json(text).machine.sockets == 0);
+}
+
 TEST_CASE("runs go to JSON and come back") {
   Results results = duet_test::made_up();
   results.runs[0].train_loss[0] = std::nan("");

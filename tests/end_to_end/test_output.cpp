@@ -182,6 +182,9 @@ TEST_CASE("info lists the devices") {
     CHECK_FALSE(library.at("version").get<std::string>().empty());  // or why it is not there
   }
   for (const char* name : {"LibTorch", "libjpeg", "libpng"}) CHECK(libraries.count(name) == 1);
+  CHECK(info.at("sockets").is_number_unsigned());
+  CHECK(info.at("caches").is_array());
+  CHECK_FALSE(info.at("build").get<std::string>().empty());
 }
 
 TEST_CASE("a loss that is not finite is reported once, with a hint") {

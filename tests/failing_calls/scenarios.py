@@ -9,6 +9,7 @@ from judge import content_of
 
 TRAINING = "--data synthetic --train-images 128 --test-images 10 --model linear --batch 64 --quiet".split()
 STEPS = 2  # of an epoch
+SHARED = ("results.json", "index.html", "info.json", "command.txt")
 OUTPUTS = ("result", "fingerprints", "step-times", "trace")
 CHECKPOINT, RESUME = ["--checkpoint", "FOLDER/kept"], ["--resume", "FOLDER/kept"]
 
@@ -40,9 +41,9 @@ def launched(epochs):
     return command
 
 
-def compare(_, folder):
-    return ["compare", "--modes", "single", "--devices", "1", *TRAINING, "--time-budget", "0.1", "--out",
-            folder + "/out", "--json", folder + "/json"]
+def compared(share):
+    return lambda _, folder: ["compare", "--modes", "single", "--devices", "1", *TRAINING, "--time-budget", "0.1", "--out",
+                              folder + "/out", "--json", folder + "/json", "--share", f"{folder}/{share}"]
 
 
 def references(program, folder):
@@ -75,5 +76,6 @@ def scenarios(program, scratch):
         Scenario("ddp", train(3, *ddp, *CHECKPOINT, *records), STEPS * 3, **trained),
         Scenario("ddp, resumed", train(4, *ddp, *RESUME), STEPS * 4, **resumed, sample=("0", "1")),
         Scenario("launched", launched(4), STEPS * 4, **resumed),
-        Scenario("compare", compare, outputs=reports, next=Scenario("once more", compare, outputs=reports)),
+        Scenario("compare", compared("shared"), outputs=(*reports, *(f"shared/{name}" for name in SHARED)),
+                 next=Scenario("once more", compared("again"), outputs=(*reports, *(f"again/{name}" for name in SHARED)))),
     ]

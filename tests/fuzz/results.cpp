@@ -1,6 +1,6 @@
-// results.json, untrusted input of duet predict: an invalid file is refused with a one-line error, and what is
-// one gives steps that take a time. Three of four changes are of one value of the file, as others leave hardly any
-// JSON.
+// results.json, untrusted input of duet predict and duet show: an invalid file is refused with a one-line error, and
+// what is one gives steps that take a time, and lines that a terminal shows as they are. Three of four changes are of
+// one value of the file, as others leave hardly any JSON.
 #include "compare/results.h"
 
 #include <algorithm>
@@ -9,11 +9,15 @@
 #include <cstdint>
 #include <nlohmann/json.hpp>
 #include <random>
+#include <sstream>
 #include <string>
 #include <vector>
 
+#include "cli/system/display.h"
+#include "lib/base/text.h"
 #include "lib/error.h"
 #include "measure/json_fields.h"
+#include "report/report.h"
 #include "report/scaling.h"
 #include "tests/fuzz/input.h"
 
@@ -47,6 +51,21 @@ bool refused(Action&& action) {
   } catch (const UsageError&) {
     return true;
   }
+}
+
+/// As duet show does.
+void show(Results results) {
+  const auto is_plain = [](const std::string& text) {
+    return std::none_of(text.begin(), text.end(), [](unsigned char c) { return (c < 0x20 && c != '\n') || c == 0x7f; });
+  };
+  change_texts(results, [](const std::string& text) { return printable(text); });
+  Results other = results;
+  other.settings.batch = 7;
+  if (!other.runs.empty()) other.runs.erase(other.runs.begin());
+  std::istringstream lines(side_by_side(results, other, kScreenColumns, {}));
+  for (std::string line; std::getline(lines, line);)
+    expect(is_plain(line) && width(line) <= kScreenColumns, "a line of the screen");
+  expect(!side_by_side_json(results, other).empty() && is_plain(first_screen(results, {.out = ""})), "a screen");
 }
 
 void add_values(Json& value, std::vector<Json*>& all) {
@@ -89,6 +108,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   if (refused([&] { results = results_from_json(text); })) return 0;
   const std::string written = to_json(results);
   expect(to_json(results_from_json(written)) == written, "results that are written as they were read");
+  show(results);
   std::vector<ScalingRow> rows;
   if (refused([&] { rows = scaling_rows(results, plan); })) return 0;
   for (const ScalingRow& row : rows)

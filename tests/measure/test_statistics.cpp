@@ -115,6 +115,40 @@ TEST_CASE("an interval of ratios is above 0, and the inverse of that of the inve
   CHECK(ratio_interval({8, 8, 8})->half_width() == Approx(0.008));
 }
 
+TEST_CASE("the ratio of two medians that were measured apart lies in its interval in at least 90 % of all cases") {
+  for (const std::size_t count_a : {3U, 5U, 9U, 25U})
+    for (const std::size_t count_b : {3U, 9U, 25U}) {
+      Philox draws(13);
+      int held = 0;
+      constexpr int kTrials = 200;
+      for (int trial = 0; trial < kTrials; ++trial) {
+        std::vector<double> a, b;
+        while (a.size() < count_a) a.push_back(2 * noisy(draws, 0.02));
+        while (b.size() < count_b) b.push_back(noisy(draws, 0.05));
+        held += !ratio_of_medians(a, b).value().excludes(2);
+      }
+      INFO(count_a << " and " << count_b << " rounds: " << held);
+      CHECK(held >= 0.9 * kTrials);
+    }
+}
+
+TEST_CASE("an interval of two medians is a little wider than that of the wider one, and turns with the ratio") {
+  const std::vector<double> wide = {1, 2, 3, 4, 5, 6, 7, 8, 9}, narrow = {9.9, 10, 10.1};
+  const Interval one = ratio_of_medians(narrow, wide).value(), other = ratio_of_medians(wide, narrow).value();
+  CHECK(one.middle == 2);
+  CHECK(one.low < 10.0 / 8);
+  CHECK(one.low > 10.0 / 8.1);
+  CHECK(one.high > 10.0 / 2);
+  CHECK(one.high < 10.0 / 1.9);
+  CHECK(one.low * other.high == Approx(1));
+  CHECK(one.high * other.low == Approx(1));
+  CHECK(ratio_of_medians({3, 3, 3}, {1, 1, 1})->half_width() == Approx(0.003));
+  CHECK_FALSE(ratio_of_medians({1, 2}, wide));
+  CHECK_FALSE(ratio_of_medians(wide, {}));
+  CHECK_FALSE(ratio_of_medians(wide, {1, 2, 0}));
+  CHECK_FALSE(ratio_of_medians({1, 2, std::nan("")}, wide));
+}
+
 TEST_CASE("one number stands for both sides of an interval only where both are as long") {
   CHECK(times_text({1.79, 1.77, 1.81}) == "1.79x ±0.02");
   CHECK(times_text({1.79, 1.775, 1.81}) == "1.79x ±0.02");

@@ -40,7 +40,7 @@ struct ImageFolderOptions {
   std::function<void(const std::string&)> warn{};
 };
 
-/// torchvision's ImageFolder: DIR/CLASS/**/NAME. Classes are the folders in DIR by name; samples are the files of each
+/// torchvision's ImageFolder: DIR/CLASS/.../NAME. Classes are the folders in DIR by name; samples are the files of each
 /// whose names end, in any case, in .jpg, .jpeg, .png, .ppm, .bmp, .pgm, .tif, .tiff or .webp, in torchvision's order;
 /// links are followed. Of these formats JPEG and PNG are read (lib/data/images/image_file.h), by their first bytes;
 /// others are broken images, and not left out in silence. Labels are the classes' numbers.
