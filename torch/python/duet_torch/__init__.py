@@ -11,7 +11,9 @@ import os
 
 import torch.distributed as dist
 
-from . import _c10d
+from ._extension import import_extension
+
+_c10d = import_extension()
 
 
 @dataclasses.dataclass
