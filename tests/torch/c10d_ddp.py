@@ -11,6 +11,7 @@ import torch._dynamo  # noqa: F401, once here instead of in every rank, where DD
 import torch.distributed as dist
 import torch.nn.functional as F
 from c10d_ranks import error_of, ranks
+from duet_torch import _extension
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
 from torch.nn.parallel import DistributedDataParallel
@@ -241,6 +242,17 @@ class Faults(unittest.TestCase):
             return error_of(lambda: dist.new_group([0, 1], backend="duet", pg_options="tcp"))
         self.assertEqual(ranks(2, body)[0],
                          "TypeError: pg_options of the backend duet are duet_torch.Options, got str")
+
+    def test_what_an_import_lacks(self):
+        lacks = "libdnnl.so.2: cannot open shared object file: No such file or directory"
+        self.assertEqual(_extension.explanation(lacks), "duet_torch needs the library libdnnl.so.2, which was not found; "
+                         "Debian has it in libdnnl2 (Debian 12) or libdnnl3.6 (13)")
+        self.assertEqual(_extension.explanation(lacks.replace("dnnl", "other")),
+                         "duet_torch needs the library libother.so.2, which was not found")
+        self.assertEqual(_extension.explanation("undefined symbol: other"), "")
+        with unittest.mock.patch.object(_extension, "TORCH_VERSION", "2.7.1"):
+            self.assertEqual(error_of(_extension.import_extension), "ImportError: duet_torch was built for PyTorch 2.7, "
+                             f"got {torch.__version__}: build it again, or install torch==2.7.*")
 
 
 if __name__ == "__main__":

@@ -1,17 +1,23 @@
-"""duet as a backend of torch.distributed, for tensors in the host's memory.
+"""duet for PyTorch: a backend of torch.distributed for tensors in the host's memory, and a comparison of DP and DDP.
 
     import torch.distributed as dist
     import duet_torch
     dist.init_process_group("duet")
 
 Options go as pg_options=duet_torch.Options(backend="tcp"), or in the variable DUET_BACKEND.
+
+    duet_torch.compare(network, torch.zeros(32, 3, 64, 64))   # which mode trains it fastest here?
 """
 import dataclasses
 import os
 
 import torch.distributed as dist
 
-from . import _c10d
+from ._compare import Comparison, compare
+from ._extension import import_extension
+
+_c10d = import_extension()
+__all__ = ["Comparison", "Options", "compare"]
 
 
 @dataclasses.dataclass
