@@ -39,7 +39,10 @@ build() {
 metadata() {
   local minor
   minor=$("$python" -c 'import torch; print(".".join(torch.__version__.split(".")[:2]))')
-  unzip -p dist/*.whl '*.dist-info/METADATA' | grep -x "Requires-Dist: torch==$minor\.\*"
+  "$python" -c 'import sys, zipfile
+wheel = zipfile.ZipFile(sys.argv[1])
+print(*(wheel.read(name).decode() for name in wheel.namelist() if name.endswith(".dist-info/METADATA")))' dist/*.whl |
+    grep -x "Requires-Dist: torch==$minor\.\*"
 }
 environment() {  # what the first one has, without what the script has put there to build
   "$python" -m venv "$fresh/env"
