@@ -3,13 +3,15 @@
 #
 #   tests/install/run.sh BUILD            into an empty folder
 #   tests/install/run.sh BUILD --system   into /usr/local with README's commands, as root on a machine to be thrown away
+#   tests/install/run.sh --packages       uses what Debian's packages have installed: see packages.sh
 #
 # The last line reads "N passed, N failed".
 set -uo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 root=$(cd "$here/../.." && pwd)
-build=$(cd "$1" && pwd) || exit 1
-system=${2:-}
+place=${2:-folder}
+[ "$1" != --packages ] || place=$1
+build=$([ "$place" = --packages ] || { cd "$1" && pwd; }) || exit 1
 tree=$(mktemp -d)
 trap 'rm -rf "$tree"' EXIT
 passed=0 failed=0 skipped=
@@ -30,7 +32,7 @@ readme_block() {
 sudo() { "$@"; }  # README's; here it is root already
 
 install_it() {
-  if [ "$system" = --system ]; then
+  if [ "$place" = --system ]; then
     cd "$root"
     eval "$(readme_block 1 | sed "s|build-release|$build|")"
   else
@@ -40,26 +42,28 @@ install_it() {
 everything() { find "$top" ! -type d -o -empty | sort; }
 
 top=$tree/root
-[ "$system" = --system ] && top=/usr/local
+[ "$place" = --system ] && top=/usr/local
 mkdir -p "$top"
 before=$(everything)
-check 'meson install' install_it
-if [ "$system" != --system ]; then
+[ "$place" = --packages ] || check 'meson install' install_it
+if [ "$place" = folder ]; then
   pc=$(find "$tree/root" -name duet.pc)
   export PKG_CONFIG_PATH=${pc%/*}
   LD_LIBRARY_PATH=$(pkg-config --variable=libdir duet)
   export LD_LIBRARY_PATH
 fi
 prefix=$(realpath "$(pkg-config --variable=prefix duet)")
-[ "$system" = --system ] || export CMAKE_PREFIX_PATH=$prefix
+[ "$place" != folder ] || export CMAKE_PREFIX_PATH=$prefix
 export TMPDIR=$tree CMAKE_GENERATOR=Ninja
 
 # An installed program finds its library by itself.
 installed_program() { env -u LD_LIBRARY_PATH "$prefix/bin/duet" info; }
 check 'duet info' installed_program
 
-for file in bin/duet share/man/man1/duet.1 share/bash-completion/completions/duet share/zsh/site-functions/_duet \
-  share/doc/duet/LICENSE share/doc/duet/README.md share/doc/duet/examples/train_ddp.cpp include/duet/duet.h; do
+files=(share/man/man1/duet.1 share/zsh/site-functions/_duet share/doc/duet/LICENSE)
+[ "$place" != --packages ] || files=(share/man/man1/duet.1.gz share/zsh/vendor-completions/_duet share/doc/duet/copyright)
+for file in "${files[@]}" bin/duet share/bash-completion/completions/duet share/doc/duet/README.md \
+  share/doc/duet/examples/train_ddp.cpp include/duet/duet.h; do
   check "$file" test -s "$prefix/$file"
 done
 documentation() { diff <(cd "$root/docs" && ls -I meson.build) <(cd "$prefix/share/doc/duet/docs" && ls); }
@@ -180,7 +184,7 @@ uninstall_it() {
   after=$(everything)
   diff <(echo "$before") <(echo "$after")
 }
-check 'ninja uninstall removes everything' uninstall_it
+[ "$place" = --packages ] || check 'ninja uninstall removes everything' uninstall_it
 [ -z "$skipped" ] || echo "$skipped"
 echo "$passed passed, $failed failed"
 [ "$failed" = 0 ]
