@@ -2,7 +2,6 @@
 #include <algorithm>
 #include <cstdint>
 #include <map>
-#include <nlohmann/json.hpp>
 #include <optional>
 #include <set>
 #include <string>
@@ -11,6 +10,7 @@
 #include "cli/system/display.h"
 #include "lib/base/text.h"
 #include "lib/error.h"
+#include "measure/json_fields.h"
 #include "measure/statistics.h"
 #include "report/evidence.h"
 #include "report/page/page.h"
@@ -193,7 +193,6 @@ std::string batches_page(const std::vector<Results>& batches, bool partial, cons
 }
 
 std::string batches_json(const std::vector<Results>& batches, bool partial) {
-  using Json = nlohmann::ordered_json;
   Json list = Json::array();
   for (const Results& results : batches) list.push_back(Json::parse(to_json(results)));
   return Json{{"duet", DUET_VERSION}, {"partial", partial}, {"batches", list}}.dump(1) + "\n";

@@ -2,7 +2,6 @@
 // on either.
 #include <algorithm>
 #include <cstddef>
-#include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
 #include <utility>
@@ -11,6 +10,7 @@
 #include "cli/system/display.h"
 #include "lib/base/text.h"
 #include "lib/error.h"
+#include "measure/json_fields.h"
 #include "measure/statistics.h"
 #include "report/evidence.h"
 #include "report/report.h"
@@ -185,7 +185,6 @@ std::string side_by_side(const Results& a, const Results& b, int columns, Termin
 }
 
 std::string side_by_side_json(const Results& a, const Results& b) {
-  using Json = nlohmann::ordered_json;
   const auto side = [](const Results& results) {
     const Machine& machine = results.machine;
     return Json{{"duet", results.version}, {"cpu", machine.cpu}, {"cores", machine.cores}, {"gpus", machine.gpus}};

@@ -3,13 +3,16 @@
 #
 #   tools/other_debian.sh SUITE COMMAND...         SUITE: bookworm (Debian 12) or trixie (Debian 13)
 #   tools/other_debian.sh trixie tools/test.sh
+#   tools/other_debian.sh --folder FOLDER ...      FOLDER is /folder there
 #
 # Needs root. Base system, packages and the command's compiler cache are kept in ~/.cache/duet/debian; the system itself
 # is removed at the end, with every process in it. Exit status: the command's, or 77, with one line that says why, where
 # no such system can be made (no root, no namespaces, no debootstrap, no mirror).
 set -euo pipefail
-case "${1:-}" in bookworm | trixie) ;; *) sed -n '2,9p' "$0" >&2; exit 2 ;; esac
-[ $# -ge 2 ] || { sed -n '2,9p' "$0" >&2; exit 2; }
+folder=
+[ "${1:-}" != --folder ] || { folder=$(realpath "$2"); shift 2; }
+case "${1:-}" in bookworm | trixie) ;; *) sed -n '2,10p' "$0" >&2; exit 2 ;; esac
+[ $# -ge 2 ] || { sed -n '2,10p' "$0" >&2; exit 2; }
 suite=$1
 shift
 cannot() { echo "other_debian: $*" >&2; exit 77; }
@@ -44,8 +47,8 @@ git -c safe.directory='*' clone -q --no-hardlinks . "$root/root/project"
 # The name space of processes ends with its first one, and all others with it.
 unshare --mount --pid --fork --kill-child bash -c '
   set -e
-  root=$1 archives=$2 ccache=$3
-  shift 3
+  root=$1 archives=$2 ccache=$3 folder=$4
+  shift 4
   mount -t proc proc "$root/proc"
   mount -t sysfs -o ro sysfs "$root/sys"
   mount -t tmpfs tmpfs "$root/tmp"
@@ -64,9 +67,10 @@ unshare --mount --pid --fork --kill-child bash -c '
   ln -s /proc/self/fd/2 "$root/dev/stderr"
   mount --bind "$archives" "$root/var/cache/apt/archives"
   mount --bind "$ccache" "$root/ccache"
+  [ -z "$folder" ] || { mkdir "$root/folder"; mount --bind "$folder" "$root/folder"; }
   mkdir -p "$root/var/cache/apt/archives/partial"
   exec chroot "$root" env -i HOME=/root USER=root TERM="${TERM:-dumb}" LANG=C.UTF-8 \
     PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin CCACHE_DIR=/ccache \
     ${http_proxy:+http_proxy="$http_proxy"} ${https_proxy:+https_proxy="$https_proxy"} \
     bash -c '\''cd /root/project && exec "$@"'\'' other_debian "$@"
-' other_debian "$root" "$cache/archives-$suite" "$cache/ccache-$suite" "$@" </dev/null
+' other_debian "$root" "$cache/archives-$suite" "$cache/ccache-$suite" "$folder" "$@" </dev/null

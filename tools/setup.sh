@@ -2,7 +2,7 @@
 # Installs what duet needs on Debian 12 or 13. Does nothing, in under a second, when everything is there.
 #
 #   tools/setup.sh          what a build and its tests need
-#   tools/setup.sh --ci     clang, its sanitizers and clang-format, zsh, Chromium, Doxygen, and a Slurm to run a test under, too
+#   tools/setup.sh --ci     clang, its sanitizers and clang-format, CMake, zsh, Chromium, Doxygen, and a Slurm to run a test under, too
 #   tools/setup.sh --torch  LibTorch and PyTorch, too, where a mirror gives them within two minutes; else exit status 1
 #
 # Uses sudo only when something is missing and you are not root. On a machine with an NVIDIA driver and no CUDA toolkit,
@@ -22,7 +22,7 @@ optional=(libgloo-dev     # DDP between hosts; without it the Gloo module is not
   libjs-chart.js          # the pictures of reports
   openmpi-bin)            # mpirun, under which tests run
 case "${1:-}" in
-  --ci) optional+=(clang libclang-rt-dev clang-format zsh slurm-client slurmctld slurmd munge chromium doxygen) ;;
+  --ci) optional+=(clang libclang-rt-dev clang-format cmake zsh slurm-client slurmctld slurmd munge chromium doxygen) ;;
   --torch | '') ;;
   *) sed -n '2,9p' "$0" >&2; exit 2 ;;
 esac

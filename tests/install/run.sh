@@ -3,16 +3,18 @@
 #
 #   tests/install/run.sh BUILD            into an empty folder
 #   tests/install/run.sh BUILD --system   into /usr/local with README's commands, as root on a machine to be thrown away
+#   tests/install/run.sh --packages       uses what Debian's packages have installed: see packages.sh
 #
 # The last line reads "N passed, N failed".
 set -uo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 root=$(cd "$here/../.." && pwd)
-build=$(cd "$1" && pwd) || exit 1
-system=${2:-}
+place=${2:-folder}
+[ "$1" != --packages ] || place=$1
+build=$([ "$place" = --packages ] || { cd "$1" && pwd; }) || exit 1
 tree=$(mktemp -d)
 trap 'rm -rf "$tree"' EXIT
-passed=0 failed=0
+passed=0 failed=0 skipped=
 check() {  # check NAME COMMAND...
   if (set -e; "${@:2}") >"$tree/log" 2>&1; then
     passed=$((passed + 1))
@@ -30,7 +32,7 @@ readme_block() {
 sudo() { "$@"; }  # README's; here it is root already
 
 install_it() {
-  if [ "$system" = --system ]; then
+  if [ "$place" = --system ]; then
     cd "$root"
     eval "$(readme_block 1 | sed "s|build-release|$build|")"
   else
@@ -40,25 +42,28 @@ install_it() {
 everything() { find "$top" ! -type d -o -empty | sort; }
 
 top=$tree/root
-[ "$system" = --system ] && top=/usr/local
+[ "$place" = --system ] && top=/usr/local
 mkdir -p "$top"
 before=$(everything)
-check 'meson install' install_it
-if [ "$system" != --system ]; then
+[ "$place" = --packages ] || check 'meson install' install_it
+if [ "$place" = folder ]; then
   pc=$(find "$tree/root" -name duet.pc)
   export PKG_CONFIG_PATH=${pc%/*}
   LD_LIBRARY_PATH=$(pkg-config --variable=libdir duet)
   export LD_LIBRARY_PATH
 fi
-prefix=$(pkg-config --variable=prefix duet)
-export TMPDIR=$tree
+prefix=$(realpath "$(pkg-config --variable=prefix duet)")
+[ "$place" != folder ] || export CMAKE_PREFIX_PATH=$prefix
+export TMPDIR=$tree CMAKE_GENERATOR=Ninja
 
 # An installed program finds its library by itself.
 installed_program() { env -u LD_LIBRARY_PATH "$prefix/bin/duet" info; }
 check 'duet info' installed_program
 
-for file in bin/duet share/man/man1/duet.1 share/bash-completion/completions/duet share/zsh/site-functions/_duet \
-  share/doc/duet/LICENSE share/doc/duet/README.md share/doc/duet/examples/train_ddp.cpp include/duet/duet.h; do
+files=(share/man/man1/duet.1 share/zsh/site-functions/_duet share/doc/duet/LICENSE)
+[ "$place" != --packages ] || files=(share/man/man1/duet.1.gz share/zsh/vendor-completions/_duet share/doc/duet/copyright)
+for file in "${files[@]}" bin/duet share/bash-completion/completions/duet share/doc/duet/README.md \
+  share/doc/duet/examples/train_ddp.cpp include/duet/duet.h; do
   check "$file" test -s "$prefix/$file"
 done
 documentation() { diff <(cd "$root/docs" && ls -I meson.build) <(cd "$prefix/share/doc/duet/docs" && ls); }
@@ -102,13 +107,30 @@ with_pkg_config() {
   ${CXX:-g++} -std=c++20 -I. main.cpp -o "$tree/plain" $(pkg-config --cflags --libs duet)
   "$tree/plain"
 }
-readme_project() {
-  mkdir "$tree/mine"
-  readme_block 2 >"$tree/mine/meson.build"
-  { readme_block 3; echo 'int main() { return static_cast<int>(duet::zeros({2}).count()) - 2; }'; } >"$tree/mine/main.cpp"
-  meson setup "$tree/mine/build" "$tree/mine"
-  meson compile -C "$tree/mine/build"
-  "$tree/mine/build/mine"
+readme_project() {  # readme_project FILE N: README's program, by FILE, which is README's block N
+  mkdir "$tree/by-$1"
+  cd "$tree/by-$1"
+  readme_block "$2" >"$1"
+  { readme_block 4; echo 'int main() { return static_cast<int>(duet::zeros({2}).count()) - 2; }'; } >main.cpp
+  case "$1" in
+    meson.build) meson setup build; meson compile -C build ;;
+    *) cmake -S . -B build; cmake --build build ;;
+  esac
+  build/mine
+}
+with_cmake() {
+  cmake -S "$here/outside" -B "$tree/outside-cmake"
+  cmake --build "$tree/outside-cmake"
+  "$tree/outside-cmake/outside"
+}
+# Without duet's headers of torch/, or without LibTorch, the error says which.
+cmake_component() {  # cmake_component NAME REASON
+  mkdir "$tree/component-$1"
+  cd "$tree/component-$1"
+  printf '%s\n' 'cmake_minimum_required(VERSION 3.18)' 'project(a CXX)' "find_package(duet REQUIRED COMPONENTS $1)" >CMakeLists.txt
+  ! cmake -DCMAKE_DISABLE_FIND_PACKAGE_Torch=1 -B build . 2>said || return
+  cat said
+  tr -s '\n ' ' ' <said | grep -q "$2"
 }
 examples() {
   cd "$prefix/share/doc/duet/examples"
@@ -131,10 +153,28 @@ with_libtorch() {
   ${CXX:-g++} $flags "$root/examples/torch/train_ddp.cpp" -o "$tree/train_ddp" $(pkg-config --cflags --libs duet-torch)
   "$prefix/bin/duet" launch -n 2 "$tree/train_ddp" synthetic 100 | grep 'test loss'
 }
+with_libtorch_by_cmake() {
+  cmake -S "$here/outside/torch" -B "$tree/torch-cmake" "-DEXAMPLE=$root/examples/torch/train_ddp.cpp"
+  cmake --build "$tree/torch-cmake"
+  "$prefix/bin/duet" launch -n 2 "$tree/torch-cmake/train_ddp" synthetic 100 | grep 'test loss'
+}
 ! pkg-config --exists duet-torch || check 'an example with LibTorch' with_libtorch
 check 'a Meson project with a lib/tensor.h of its own' with_meson
 check 'the same with pkg-config alone' with_pkg_config
-check "README's project" readme_project
+check "README's project" readme_project meson.build 2
+if command -v cmake >/dev/null; then
+  check "README's project with CMake" readme_project CMakeLists.txt 3
+  check 'the same project with CMake, and what find_package refuses' with_cmake
+  check 'a component that duet does not have' cmake_component nonsense 'duet has no component nonsense, expected torch'
+  if pkg-config --exists duet-torch; then
+    check 'no LibTorch for the component torch' cmake_component torch "LibTorch's CMake package Torch was not found"
+    check 'an example with LibTorch, by CMake' with_libtorch_by_cmake
+  else
+    check 'a duet without LibTorch' cmake_component torch 'this duet was built without LibTorch'
+  fi
+else
+  skipped='1 skipped: projects with CMake: cmake is not installed (1)'
+fi
 check 'the installed examples' examples
 check 'a network of the installed examples' own_network_module
 
@@ -144,6 +184,7 @@ uninstall_it() {
   after=$(everything)
   diff <(echo "$before") <(echo "$after")
 }
-check 'ninja uninstall removes everything' uninstall_it
+[ "$place" = --packages ] || check 'ninja uninstall removes everything' uninstall_it
+[ -z "$skipped" ] || echo "$skipped"
 echo "$passed passed, $failed failed"
 [ "$failed" = 0 ]
