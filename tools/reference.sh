@@ -15,7 +15,7 @@ mkdir -p "$reference"
 # Its links to pages and files lead to what is no part of the reference.
 sed -E 's/(^|[^!])\[([^]]*)\]\((docs|LICENSE)[^)]*\)/\1\2/g' README.md >"$reference/README.md"
 {
-  cat docs/Doxyfile
+  cat tools/Doxyfile
   sed -n "s/^project('duet'.* version: '\([^']*\)'.*/PROJECT_NUMBER = \1/p" meson.build
   echo "OUTPUT_DIRECTORY = \"$reference\""
   echo "USE_MDFILE_AS_MAINPAGE = \"$reference/README.md\""
