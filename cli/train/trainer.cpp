@@ -38,6 +38,7 @@
 #include "lib/error.h"
 #include "lib/io/checkpoint.h"
 #include "lib/monotonic.h"
+#include "lib/position.h"
 #include "measure/statistics.h"
 
 namespace duet::cli {
@@ -143,7 +144,7 @@ class Trainer {
   Outcome run() {
     const std::int64_t begin_ns = monotonic_ns();
     const CheckFinite check_finite(options_.check_finite);
-    Position position = checkpointer_.resume();
+    data::Position position = checkpointer_.resume();
     const std::int64_t steps = setup_.loader->steps();
     if (options_.untrained) {
       if (!options_.weights.empty()) take_weights();
@@ -338,7 +339,7 @@ class Trainer {
     return lines;
   }
 
-  Outcome interrupted(const Position& position) {
+  Outcome interrupted(const data::Position& position) {
     progress_.clear();
     if (!received_)  // others did
       ddp::leave_error(
