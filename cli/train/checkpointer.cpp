@@ -86,6 +86,8 @@ std::optional<ResumePoint> find_checkpoint(const TrainOptions& options, const Na
 
 void require_resumable(const TrainOptions& options) {
   const std::string folder = checkpoint_folder(options);
+  require<UsageError>(options.checkpoint_every == 0 || !folder.empty(), "--checkpoint-every is ",
+                      options.checkpoint_every, ", but neither --checkpoint nor --resume names a folder");
   if (options.resume.empty() && folder.empty()) return;
   const std::unique_ptr<nn::Module> network = make_network(options, classes_of_data(options));
   const NamedTensors model = network->state_dict();
@@ -137,6 +139,11 @@ data::Position Checkpointer::resume() {
   lock_.emplace(prepare_checkpoint_folder(folder_, total_steps(position), model, variable(kRunId)));
   if (!lock_->warning().empty()) std::fprintf(stderr, "duet: %s\n", printable(lock_->warning()).c_str());
   return position;
+}
+
+bool Checkpointer::due(const data::Position& position) const {
+  return writes() && options_.checkpoint_every > 0 && total_steps(position) % options_.checkpoint_every == 0 &&
+         position.step < setup_.loader->steps();
 }
 
 void Checkpointer::save(const data::Position& position, double accuracy) {

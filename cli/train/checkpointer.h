@@ -31,6 +31,8 @@ class Checkpointer {
   void save(const data::Position& position, double accuracy);
   /// Whether any rank writes checkpoints.
   bool writes() const { return !folder_.empty(); }
+  /// Whether one is due at a position within an epoch; the last step of an epoch leaves it to the epoch's end.
+  bool due(const data::Position& position) const;
   /// Steps that the whole run has done at a position.
   std::int64_t total_steps(const data::Position& position) const {
     return position.epoch * setup_.loader->steps() + position.step;
