@@ -145,7 +145,7 @@ Training::Training(const ImageNetOptions& options, const Place& place)
                                       options, place);
   if (loaded) resume(*loaded);
   schedule_->set_steps(epoch_);
-  train_loader_->start_at(epoch_, 0);
+  train_loader_->set_position({epoch_, 0});
 }
 
 /// Behind restore(), which has loaded the model.
@@ -157,7 +157,7 @@ void Training::resume(const LoadedCheckpoint& loaded) {
                          ", this run has ", value);
   }
   optimizer_->load_state(loaded.checkpoint.optimizer);
-  epoch_ = loaded.checkpoint.epoch;
+  epoch_ = loaded.checkpoint.position.epoch;
   best_acc1_ = loaded.checkpoint.best_acc1;
   say(concat("=> loaded checkpoint '", loaded.path, "' (epoch ", epoch_, ")"));
 }
@@ -239,7 +239,7 @@ void Training::save(std::int64_t epochs, bool best) {
   Metadata all = settings();
   all["seed"] = std::to_string(seed_);
   save_checkpoint(options_.checkpoint,
-                  {.epoch = epochs,
+                  {.position = {.epoch = epochs},
                    .step = epochs * train_loader_->steps(),
                    .arch = options_.arch,
                    .best_acc1 = best_acc1_,

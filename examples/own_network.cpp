@@ -42,6 +42,7 @@ using namespace duet;
 namespace {
 
 constexpr std::int64_t kSide = 12, kClasses = 4;
+constexpr std::int64_t kSteps = 5;  // from one checkpoint to the next
 constexpr const char* kArch = "StripeNet";
 
 /// (N, C, H, W) -> the same: two convolutions with batch norm, and a shortcut around them.
@@ -163,19 +164,25 @@ void train(nn::Module& model, nn::Module& net, int rank, int world_size, const O
   const optim::CosineAnnealingLR cosine(opt, 40);
   optim::SequentialLR schedule(opt, {&warm_up, &cosine}, {8});
 
+  const bool saves = rank == 0 && !options.folder.empty();
   std::optional<FolderLock> lock;  // no other run writes there meanwhile
-  if (rank == 0 && !options.folder.empty()) lock.emplace(prepare_checkpoint_folder(options.folder, INT64_MAX));
-  std::int64_t epoch = 0;
+  if (saves) lock.emplace(prepare_checkpoint_folder(options.folder, INT64_MAX));
   if (!options.folder.empty() && holds_checkpoint(options.folder)) {
     LoadedCheckpoint loaded = load_checkpoint(options.folder, kArch, model.state_dict());
     opt.load_state(std::exchange(loaded.checkpoint.optimizer, {}));
     restore(loaded, kArch, model.state_dict());
-    epoch = loaded.checkpoint.epoch;
     schedule.set_steps(loaded.checkpoint.step);
-    loader.start_at(epoch, 0);
+    loader.set_position(loaded.checkpoint.position);
   }
+  const auto save = [&] {
+    save_checkpoint(options.folder, {.position = loader.position(),
+                                     .step = schedule.steps(),
+                                     .arch = kArch,
+                                     .model = model.state_dict(),
+                                     .optimizer = opt.state()});
+  };
 
-  for (; epoch < options.epochs; ++epoch) {
+  for (std::int64_t epoch = loader.position().epoch; epoch < options.epochs; ++epoch) {
     for (auto& [images, labels] : loader) {
       opt.zero_grad();
       const Variable loss = ops::nll_loss(net(images), labels);
@@ -183,15 +190,11 @@ void train(nn::Module& model, nn::Module& net, int rank, int world_size, const O
       optim::clip_grad_norm(model, 1.0);
       opt.step();
       schedule.step();
+      if (saves && schedule.steps() % kSteps == 0) save();
     }
     if (rank != 0) continue;
     std::printf("epoch %lld: loss of unseen images %.4f\n", static_cast<long long>(epoch), mean_loss(model, unseen));
-    if (!options.folder.empty())
-      save_checkpoint(options.folder, {.epoch = epoch + 1,
-                                       .step = schedule.steps(),
-                                       .arch = kArch,
-                                       .model = model.state_dict(),
-                                       .optimizer = opt.state()});
+    if (saves) save();
   }
   const std::span<const float> values = model.parameters().values().span<float>();
   if (rank == 0) std::printf("parameters: sha256 %s\n", sha256_hex(std::as_bytes(values)).c_str());

@@ -95,6 +95,7 @@ class BlockSteps {
   /// rank's part of that mean. Throws UsageError on every rank unless each has its own 8 / ranks blocks of the rows.
   double run(std::int64_t rows, FunctionRef<at::Tensor(std::int64_t begin, std::int64_t end)> loss_of) {
     const std::int64_t global = global_rows(rows), first = block_begin(first_block(), global);
+    const std::int64_t done = module_.options().steps_before + module_.steps();
     module_.synchroniser_.backward_begins();
     module_.forward_begins();
     module_.forward_ended();
@@ -106,7 +107,7 @@ class BlockSteps {
     if (seeds_) seeds.emplace(seeds_->seed(), module_.layout_.device());
     for (int block = 0; block < own_; ++block) {
       const int number = first_block() + block;
-      if (seeds) seeds->block(static_cast<std::uint64_t>(module_.steps() * kBlocks + number));
+      if (seeds) seeds->block(static_cast<std::uint64_t>(done * kBlocks + number));
       const std::int64_t begin = block_begin(number, global) - first, end = block_begin(number + 1, global) - first;
       for (std::size_t i = 0; i < used_.size(); ++i) module_.gradient(i) = at::Tensor();
       if (begin < end) {

@@ -41,6 +41,8 @@ struct DistributedDataParallelOptions {
   /// this, the step and the block, so that dropout draws the same masks on any number of ranks. The generator is one
   /// for the whole process, so at most one wrapper of a process can have it.
   std::optional<std::uint64_t> block_seed{};
+  /// With block_seed: steps that the training had done before, where it goes on from a checkpoint.
+  std::int64_t steps_before = 0;
 };
 
 }  // namespace duet::torch

@@ -71,6 +71,7 @@ struct TrainOptions : Training {
   std::string loss = "gathered";        // dp: or "in_replica"
   std::string sum = "tree";             // dp on GPUs: or "nccl"
   std::string checkpoint;               // folder
+  std::int64_t checkpoint_every = 0;    // steps from one checkpoint to the next; 0: at the end of every epoch only
   std::string resume;                   // file or folder
   std::string result;                   // file for the run's record
   std::string fingerprints;             // file for one hash of all parameters per step

@@ -262,6 +262,9 @@ void add_train(CLI::App& app, TrainOptions& options) {
   app.add_option("--checkpoint", options.checkpoint,
                  "folder; a checkpoint is written there after every epoch. A job that duet launch "
                  "has restarted goes on from its own newest one. Default: the folder of --resume, if that is one");
+  app.add_option("--checkpoint-every", options.checkpoint_every,
+                 "a checkpoint also after every K-th step, counted from the start of the training; 0: none")
+      ->check(in_range(0));
   app.add_option("--resume", options.resume,
                  "checkpoint file, or folder with checkpoints (the newest is taken), to go on from");
   app.add_option("--result", options.result, "file for this run's record, JSON, as in results.json");

@@ -76,8 +76,9 @@ std::optional<ResumePoint> find_checkpoint(const TrainOptions& options, const Na
                      "\", expected \"", arch, "\"");
   for (const auto& [key, value] : settings_of(options)) require_same(found->loaded, key, value);
   // A restarted job may have failed after its last checkpoint, with nothing left to do.
-  require<UsageError>(found->restarted || checkpoint.epoch < options.epochs, found->loaded.path, " has finished ",
-                      checkpoint.epoch, " epochs, --epochs is ", options.epochs, ": nothing left to do");
+  require<UsageError>(found->restarted || checkpoint.position.epoch < options.epochs, found->loaded.path,
+                      " has finished ", checkpoint.position.epoch, " epochs, --epochs is ", options.epochs,
+                      ": nothing left to do");
   return found;
 }
 
@@ -85,6 +86,8 @@ std::optional<ResumePoint> find_checkpoint(const TrainOptions& options, const Na
 
 void require_resumable(const TrainOptions& options) {
   const std::string folder = checkpoint_folder(options);
+  require<UsageError>(options.checkpoint_every == 0 || !folder.empty(), "--checkpoint-every is ",
+                      options.checkpoint_every, ", but neither --checkpoint nor --resume names a folder");
   if (options.resume.empty() && folder.empty()) return;
   const std::unique_ptr<nn::Module> network = make_network(options, classes_of_data(options));
   const NamedTensors model = network->state_dict();
@@ -103,15 +106,15 @@ Checkpointer::Checkpointer(const TrainOptions& options, Setup& setup, const Imag
       folder_(checkpoint_folder(options)),
       series_(ddp::random_run_id()) {}
 
-void Checkpointer::say_position(const std::string& path, bool restarted, const Position& position) const {
+void Checkpointer::say_position(const std::string& path, bool restarted, const data::Position& position) const {
   std::string text = restarted ? concat("restart ", variable(kRestarts), ": goes on from ", printable(path))
                                : concat("resumed from ", printable(path), ", epoch ", position.epoch + 1);
   if (!restarted && position.step > 0) text += concat(" after step ", position.step, " of ", setup_.loader->steps());
   std::puts(text.c_str());
 }
 
-Position Checkpointer::resume() {
-  Position position;
+data::Position Checkpointer::resume() {
+  data::Position position;
   const NamedTensors model = setup_.model().state_dict();
   if (std::optional<ResumePoint> found = find_checkpoint(options_, model)) {
     LoadedCheckpoint& loaded = found->loaded;
@@ -119,9 +122,10 @@ Position Checkpointer::resume() {
       for (const std::string& warning : loaded.warnings) std::fprintf(stderr, "duet: %s\n", printable(warning).c_str());
     for (const char* const key : {"train_images", "data", "data_hash"}) require_same(loaded, key, images_.at(key));
     const std::int64_t steps = setup_.loader->steps();
-    position = {loaded.checkpoint.epoch, loaded.checkpoint.step - loaded.checkpoint.epoch * steps};
+    position = loaded.checkpoint.position;  // in files of earlier versions without its step
+    position.step = loaded.checkpoint.step - position.epoch * steps;
     require<DataError>(position.step >= 0 && position.step <= steps, loaded.path, ": step ", loaded.checkpoint.step,
-                       " does not lie in epoch ", loaded.checkpoint.epoch + 1, " of ", steps, " steps");
+                       " does not lie in epoch ", position.epoch + 1, " of ", steps, " steps");
     if (leader_) say_position(loaded.path, found->restarted, position);
     const NamedTensors optimizer = loaded.checkpoint.optimizer;
     best_ = loaded.checkpoint.best_acc1;
@@ -129,7 +133,7 @@ Position Checkpointer::resume() {
     loaded.checkpoint.optimizer.clear();  // fresh optimizers have no buffers to restore into: load_state makes them
     restore(loaded, chosen_network(options_).arch, model);
     setup_.optimizer->load_state(optimizer);
-    setup_.loader->start_at(position.epoch, position.step);
+    setup_.loader->set_position(position);
   }
   if (!leader_ || folder_.empty()) return position;
   lock_.emplace(prepare_checkpoint_folder(folder_, total_steps(position), model, variable(kRunId)));
@@ -137,7 +141,12 @@ Position Checkpointer::resume() {
   return position;
 }
 
-void Checkpointer::save(const Position& position, double accuracy) {
+bool Checkpointer::due(const data::Position& position) const {
+  return writes() && options_.checkpoint_every > 0 && total_steps(position) % options_.checkpoint_every == 0 &&
+         position.step < setup_.loader->steps();
+}
+
+void Checkpointer::save(const data::Position& position, double accuracy) {
   if (!leader_ || folder_.empty()) return;
   const bool best = position.step == 0 && 100 * accuracy > best_;
   if (best) best_ = 100 * accuracy;
@@ -145,7 +154,7 @@ void Checkpointer::save(const Position& position, double accuracy) {
   settings.insert(images_.begin(), images_.end());
   if (const std::string run = variable(kRunId); !run.empty()) settings[kRun] = run;
   save_checkpoint(folder_,
-                  {.epoch = position.epoch,
+                  {.position = position,
                    .step = total_steps(position),
                    .arch = chosen_network(options_).arch,
                    .best_acc1 = best_,

@@ -8,14 +8,9 @@
 #include "cli/train/setup.h"
 #include "lib/io/checkpoint.h"
 #include "lib/io/folder.h"
+#include "lib/position.h"
 
 namespace duet::cli {
-
-/// How far a training is.
-struct Position {
-  std::int64_t epoch = 0;  // epochs finished
-  std::int64_t step = 0;   // steps of the running epoch that are done
-};
 
 /// Throws what Checkpointer::resume() would, as far as it can be found without data and ranks: early, and in one
 /// process. Makes the folder of checkpoints.
@@ -30,19 +25,21 @@ class Checkpointer {
   /// Loads --resume into model and optimizer; after a launcher's restart, the job's own newest checkpoint instead.
   /// Throws DataError for a checkpoint of another model, run or data set, or none; and where another run writes into
   /// the folder, which from now on is this run's.
-  Position resume();
+  data::Position resume();
   /// Writes a checkpoint into --checkpoint, else into the folder of --resume, where either is given. `accuracy` (0..1)
   /// is that of the last finished epoch.
-  void save(const Position& position, double accuracy);
+  void save(const data::Position& position, double accuracy);
   /// Whether any rank writes checkpoints.
   bool writes() const { return !folder_.empty(); }
+  /// Whether one is due at a position within an epoch; the last step of an epoch leaves it to the epoch's end.
+  bool due(const data::Position& position) const;
   /// Steps that the whole run has done at a position.
-  std::int64_t total_steps(const Position& position) const {
+  std::int64_t total_steps(const data::Position& position) const {
     return position.epoch * setup_.loader->steps() + position.step;
   }
 
  private:
-  void say_position(const std::string& path, bool restarted, const Position& position) const;
+  void say_position(const std::string& path, bool restarted, const data::Position& position) const;
 
   const TrainOptions& options_;
   Setup& setup_;

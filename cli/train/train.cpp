@@ -106,6 +106,7 @@ std::vector<ddp::Setting> settings_of(const TrainOptions& options, const Images&
                   {{"--batch", concat(options.batch)},
                    {"--compare-every", concat(options.compare_every)},
                    {"--checkpoint", given(options.checkpoint)},
+                   {"--checkpoint-every", concat(options.checkpoint_every)},
                    {"--resume", given(options.resume)},
                    {"--result", given(options.result)},
                    {"--trace", given(options.trace)},

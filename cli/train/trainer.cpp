@@ -16,6 +16,7 @@
 #include <iterator>
 #include <set>
 #include <span>
+#include <utility>
 
 #include "cli/system/child_process.h"
 #include "cli/system/display.h"
@@ -38,6 +39,7 @@
 #include "lib/error.h"
 #include "lib/io/checkpoint.h"
 #include "lib/monotonic.h"
+#include "lib/position.h"
 #include "measure/statistics.h"
 
 namespace duet::cli {
@@ -143,7 +145,7 @@ class Trainer {
   Outcome run() {
     const std::int64_t begin_ns = monotonic_ns();
     const CheckFinite check_finite(options_.check_finite);
-    Position position = checkpointer_.resume();
+    data::Position position = checkpointer_.resume();
     const std::int64_t steps = setup_.loader->steps();
     if (options_.untrained) {
       if (!options_.weights.empty()) take_weights();
@@ -156,8 +158,9 @@ class Trainer {
     }
     while (position.epoch < options_.epochs) {
       const int epoch = static_cast<int>(position.epoch);
-      clock_.begin_epoch(steps, position.step);
+      clock_.begin_epoch(steps, position.step, [&](std::int64_t done) { return checkpointer_.due({epoch, done}); });
       count_moved_bytes(-1);
+      reported_ = position.step;
       train_epoch(setup_, clock_, [&] { return after_step(epoch); });
       count_moved_bytes(1);
       steps_ += static_cast<double>(clock_.epoch_step() - position.step);
@@ -165,7 +168,7 @@ class Trainer {
       if (position.step < steps) return interrupted(position);
       position = {position.epoch + 1, 0};
       end_epoch(epoch);
-      checkpointer_.save(position, run_.test_accuracy.back());
+      save(position, run_.test_accuracy.back());
       if (ends()) return interrupted(position);
     }
     progress_.clear();
@@ -206,7 +209,23 @@ class Trainer {
       warn_unless_finite(epoch, clock_.epoch_loss());
       progress_.report(clock_, epoch, options_.epochs);
     }
+    // Steps of a graph are reported after the due one at the latest; those behind it are not yet counted.
+    const data::Position position{epoch, clock_.epoch_step()};
+    if (std::exchange(reported_, position.step) != position.step && checkpointer_.due(position)) {
+      count_moved_bytes(1);
+      save(position, 0);
+      count_moved_bytes(-1);
+      clock_.skip();
+    }
     return !ends();
+  }
+
+  /// No rank goes on before the file is there: its next step would wait for rank 0, and that wait be counted.
+  void save(const data::Position& position, double accuracy) {
+    if (!checkpointer_.writes()) return;
+    checkpointer_.save(position, accuracy);
+    double written = 0;
+    sum_over_ranks(group_, {&written, 1});
   }
 
   /// Whether this run was interrupted: the same on all ranks.
@@ -338,7 +357,7 @@ class Trainer {
     return lines;
   }
 
-  Outcome interrupted(const Position& position) {
+  Outcome interrupted(const data::Position& position) {
     progress_.clear();
     if (!received_)  // others did
       ddp::leave_error(
@@ -395,8 +414,9 @@ class Trainer {
   std::vector<double> rates_;  // images per second of each epoch
   std::vector<double> moved_;  // bytes, by device of this process, over steps_ training steps
   double steps_ = 0;
-  bool warned_ = false;    // that the loss is not finite
-  bool received_ = false;  // a signal that it had noted by the last exchange
+  std::int64_t reported_ = 0;  // steps of the epoch
+  bool warned_ = false;        // that the loss is not finite
+  bool received_ = false;      // a signal that it had noted by the last exchange
   std::string fingerprints_;
 };
 

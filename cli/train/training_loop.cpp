@@ -135,7 +135,8 @@ RankLane lane_of(const Setup& setup, const ddp::ProcessGroup& group) {
 
 StepClock::StepClock(std::int64_t started_ns, const RankLane& lane) : started_ns_(started_ns), lane_(lane) {}
 
-void StepClock::begin_epoch(std::int64_t steps, std::int64_t done) {
+void StepClock::begin_epoch(std::int64_t steps, std::int64_t done, std::function<bool(std::int64_t)> stops) {
+  stops_ = std::move(stops);
   steps_ = std::max<std::int64_t>(1, steps);
   step_ = done;
   epoch_us_ = epoch_images_ = epoch_loss_sum_ = epoch_rows_ = 0;
@@ -143,6 +144,10 @@ void StepClock::begin_epoch(std::int64_t steps, std::int64_t done) {
   loss_sums_.assign(points, 0);
   loss_rows_.assign(points, 0);
   step_us_.reserve(step_us_.size() + static_cast<std::size_t>(steps_));
+  skip();
+}
+
+void StepClock::skip() {
   position_ = Trace::position();
   last_ = step_begin_ = Clock::now();
 }
@@ -181,7 +186,7 @@ std::int64_t StepClock::point_of(std::int64_t step) const {
 
 bool StepClock::needs_loss(std::int64_t pending) const {
   const std::int64_t next = step_ + pending;
-  return first_ || next >= steps_ || point_of(next) != point_of(step_);
+  return first_ || next >= steps_ || point_of(next) != point_of(step_) || (stops_ && stops_(next));
 }
 
 void StepClock::end_steps(std::int64_t steps, double losses, std::int64_t rows, std::int64_t global) {

@@ -34,8 +34,11 @@ class StepClock {
   /// `started_ns`: when the program was started.
   explicit StepClock(std::int64_t started_ns, const RankLane& lane = {});
 
-  /// An epoch of `steps` steps of which the first `done` are done.
-  void begin_epoch(std::int64_t steps, std::int64_t done);
+  /// An epoch of `steps` steps of which the first `done` are done. Losses must be read where `stops` holds for the
+  /// steps of the epoch that are done then.
+  void begin_epoch(std::int64_t steps, std::int64_t done, std::function<bool(std::int64_t done)> stops = {});
+  /// What was done since the last step is of none.
+  void skip();
   /// Traces the time since the last lap as this part of the step, or of `steps` steps that are reported together.
   /// Between epochs nothing is traced.
   void lap(double StepParts::*part, std::int64_t steps = 1);
@@ -79,6 +82,7 @@ class StepClock {
   std::vector<float> step_us_;      // times of each step but the first
   double epoch_us_ = 0, epoch_images_ = 0, epoch_loss_sum_ = 0, epoch_rows_ = 0;
   std::int64_t step_ = 0, steps_ = 1;  // steps of the epoch: done, and in all
+  std::function<bool(std::int64_t)> stops_;
   std::int64_t run_step_ = 0;
   std::vector<double> loss_sums_, loss_rows_;
 };

@@ -7,6 +7,7 @@
 #include <exception>
 #include <functional>
 #include <mutex>
+#include <optional>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -15,6 +16,7 @@
 #include "lib/base/threads.h"
 #include "lib/error.h"
 #include "lib/pool.h"
+#include "lib/position.h"
 
 namespace duet::data {
 namespace {
@@ -127,20 +129,26 @@ Loader::Loader(const Dataset& dataset, std::unique_ptr<BatchSampler> sampler, co
 
 Loader::~Loader() = default;
 
-void Loader::start_at(std::int64_t epoch, std::int64_t step) {
-  require<UsageError>(epoch >= 0 && 0 <= step && step <= steps_, "cannot start at epoch ", epoch, ", step ", step,
-                      ": an epoch has ", steps_, " steps");
-  next_epoch_ = epoch;
-  next_step_ = step;
+Position Loader::position() const {
+  if (next_.has_value()) return *next_;
+  if (step_ >= steps_) return {epoch_ + 1, 0};
+  return {epoch_, step_ + staged_};
+}
+
+void Loader::set_position(const Position& position) {
+  require<UsageError>(position.epoch >= 0 && 0 <= position.step && position.step <= steps_, "cannot go on in epoch ",
+                      position.epoch, " after ", position.step, " steps: an epoch has ", steps_, " steps");
+  next_ = position;
   pass_.reset();
 }
 
 Loader::Iterator Loader::begin() {
   require<UsageError>(pass_.expired() || step_ >= steps_, "a pass over the loader begins within another one, at step ",
-                      step_, " of ", steps_, ", whose batches it would take: use a loader for each, or start_at()");
+                      step_, " of ", steps_, ", whose batches it would take: use a loader for each, or set_position()");
   prefetcher_.reset();  // its threads read the sampler
-  epoch_ = next_epoch_++;
-  step_ = std::exchange(next_step_, 0);
+  const Position begin = std::exchange(next_, {}).value_or(Position{epoch_ + 1, 0});
+  epoch_ = begin.epoch;
+  step_ = begin.step;
   if (options_.generator) options_.generator->random_int64();
   sampler_->set_epoch(epoch_);
   if (options_.workers > 0 && step_ < steps_) {
@@ -160,7 +168,7 @@ void Loader::advance(std::int64_t steps) {
 
 void Loader::produce() {
   batch_ = {};  // first, so that its memory can serve the next batch
-  if (resident_ != nullptr) staged_ = 0;
+  staged_ = 0;
   if (step_ >= steps_) {
     prefetcher_.reset();
     return;
@@ -174,6 +182,7 @@ void Loader::produce() {
   batch_ = prefetcher_ ? prefetcher_->take() : make(step_);
   rows_ = batch_.images.size(0);
   stamp_ = batch_.images.stamp();
+  staged_ = 1;
 }
 
 std::int64_t Loader::alike(std::int64_t most) const {

@@ -6,11 +6,13 @@
 #include <iterator>
 #include <map>
 #include <memory>
+#include <optional>
 #include <span>
 #include <utility>
 #include <vector>
 
 #include "lib/data/dataset.h"
+#include "lib/position.h"
 #include "lib/random.h"
 #include "lib/tensor.h"
 
@@ -120,7 +122,7 @@ class Loader {
   };
 
   /// Starts the next epoch: sets it at the sampler, and builds the first batch. Throws UsageError within a pass, that
-  /// is, while an iterator of one that has not reached its end lives; not after start_at().
+  /// is, while an iterator of one that has not reached its end lives; not after set_position().
   Iterator begin();
   std::default_sentinel_t end() const { return {}; }
 
@@ -140,10 +142,15 @@ class Loader {
   std::int64_t steps() const { return steps_; }
   /// The epoch that runs or ran last; -1 before the first.
   std::int64_t epoch() const { return epoch_; }
-  /// Makes the next pass run epoch `epoch` from its batch `step` on, with the order, stamps and content that an
-  /// uninterrupted run has there. A sampler that draws from a shared generator needs that generator in the state it had
-  /// when the epoch began. Throws UsageError unless 0 <= epoch and 0 <= step <= steps().
-  void start_at(std::int64_t epoch, std::int64_t step);
+  /// Behind the batch that the caller got last, or the steps that were staged last: what another loader, with the same
+  /// global batches, takes to go on. Behind a pass it is the begin of the next epoch; after a `break`, which leaves the
+  /// rest of an epoch out, still the place of the break.
+  Position position() const;
+  /// Makes the next pass run from there to the end of that epoch, with the order, stamps and content that an
+  /// uninterrupted run has there; an epoch of which all steps are done gives an empty pass. A sampler that draws from a
+  /// shared generator needs that generator in the state it had when the epoch began. Throws UsageError unless 0 <=
+  /// epoch and 0 <= step <= steps().
+  void set_position(const Position& position);
 
  private:
   Batch blank(std::int64_t rows, Rows stamp) const;
@@ -158,14 +165,14 @@ class Loader {
   Shape batch_shape_;  // with 0 rows
   std::int64_t steps_;
   std::uint64_t data_hash_;  // the data set's data_hash()
-  std::int64_t epoch_ = -1, next_epoch_ = 0;
-  std::int64_t step_ = 0, next_step_ = 0;
+  std::int64_t epoch_ = -1, step_ = 0;
+  std::optional<Position> next_ = Position{};  // where the next pass begins; else with the epoch behind this one
   Batch batch_;
   std::int64_t rows_ = 0;
   Rows stamp_;
   const ResidentImages* resident_ = nullptr;  // deferred only, with the samples' numbers on its device by batch size
   std::map<std::pair<std::int64_t, std::int64_t>, Tensor> numbers_;  // and by steps
-  std::int64_t staged_ = 1;
+  std::int64_t staged_ = 0;                 // steps of which the caller has the batches, from the current one on
   std::weak_ptr<const void> pass_;          // held by the iterators of the running pass
   std::vector<std::int64_t> indices_;       // on their way
   std::unique_ptr<Prefetcher> prefetcher_;  // serves the running epoch; stopped before anything above changes

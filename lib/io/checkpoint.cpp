@@ -26,6 +26,7 @@ constexpr std::string_view kBest = "model_best.safetensors";
 constexpr std::string_view kOptimizer = "optimizer.";
 constexpr std::string_view kSetting = "setting.";
 constexpr const char* kSeries = "series";
+constexpr const char* kEpochStep = "epoch_step";  // files of earlier versions lack it
 constexpr std::size_t kKept = 2;
 
 struct CheckpointFile {
@@ -102,7 +103,9 @@ bool is_larger(std::span<const TensorInfo> tensors, const NamedTensors& model) {
 Checkpoint read_checkpoint(const std::string& path, const HeaderCheck& check) {
   TensorFile file = load_tensors(path, Checksum::required, check);
   Checkpoint checkpoint;
-  checkpoint.epoch = metadata_number<std::int64_t>(path, file.metadata, "epoch");
+  checkpoint.position.epoch = metadata_number<std::int64_t>(path, file.metadata, "epoch");
+  if (file.metadata.contains(kEpochStep))
+    checkpoint.position.step = metadata_number<std::int64_t>(path, file.metadata, kEpochStep);
   checkpoint.step = metadata_number<std::int64_t>(path, file.metadata, "step");
   checkpoint.best_acc1 = metadata_number<double>(path, file.metadata, "best_acc1");
   checkpoint.arch = file.metadata["arch"];
@@ -198,7 +201,8 @@ std::string save_checkpoint(const std::string& folder, const Checkpoint& checkpo
   for (const auto& [name, tensor] : checkpoint.optimizer) tensors.push_back({concat(kOptimizer, name), tensor});
   Metadata metadata = {{"format", "pt"},
                        {"arch", checkpoint.arch},
-                       {"epoch", std::to_string(checkpoint.epoch)},
+                       {"epoch", std::to_string(checkpoint.position.epoch)},
+                       {kEpochStep, std::to_string(checkpoint.position.step)},
                        {"step", std::to_string(checkpoint.step)},
                        {"best_acc1", exact_text(checkpoint.best_acc1)}};
   if (!checkpoint.series.empty()) metadata[kSeries] = checkpoint.series;

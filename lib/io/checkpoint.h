@@ -7,20 +7,21 @@
 
 #include "lib/io/folder.h"
 #include "lib/io/safetensors.h"
+#include "lib/position.h"
 
 namespace duet {
 
 /// The state with which a run goes on to the same bits. Only rank 0 writes it; alone, under DataParallel and under
 /// DistributedDataParallel the file is the same.
 struct Checkpoint {
-  std::int64_t epoch = 0;       // epochs finished
-  std::int64_t step = 0;        // steps of the optimizer done, over all epochs
-  std::string arch = {};        // name of the model: "SimpleCNN"
-  double best_acc1 = 0;         // best test accuracy so far, per cent
-  NamedTensors model = {};      // Module::state_dict()
-  NamedTensors optimizer = {};  // Optimizer::state(); stored as "optimizer.conv1.weight.exp_avg"
-  Metadata settings = {};       // what must stay the same when the run goes on: "seed", "lr", ...
-  std::string series = {};      // names the training, also after it was resumed: whose files may be removed
+  data::Position position = {};  // Loader::position(), for another loader's set_position()
+  std::int64_t step = 0;         // steps of the optimizer done, over all epochs
+  std::string arch = {};         // name of the model: "SimpleCNN"
+  double best_acc1 = 0;          // best test accuracy so far, per cent
+  NamedTensors model = {};       // Module::state_dict()
+  NamedTensors optimizer = {};   // Optimizer::state(); stored as "optimizer.conv1.weight.exp_avg"
+  Metadata settings = {};        // what must stay the same when the run goes on: "seed", "lr", ...
+  std::string series = {};       // names the training, also after it was resumed: whose files may be removed
 };
 
 /// Makes the folder, proves that it can be written, locks it, and removes temporary files of processes that have ended.

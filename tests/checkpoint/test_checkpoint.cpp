@@ -28,7 +28,7 @@ using Names = std::vector<std::string>;
 
 duet::Checkpoint at_step(std::int64_t step) {
   duet::Checkpoint checkpoint;
-  checkpoint.epoch = step / 469;
+  checkpoint.position = {step / 469, step % 469};
   checkpoint.step = step;
   checkpoint.arch = "SimpleCNN";
   checkpoint.best_acc1 = 98.1 + 0.2;  // not a short decimal
@@ -67,24 +67,38 @@ TEST_CASE("a checkpoint's first number that is not finite is named, of the model
 
 TEST_CASE("a checkpoint comes back as it was") {
   const Scratch scratch;
-  const std::string path = duet::save_checkpoint(scratch.folder(), at_step(938));
-  CHECK(path == scratch.path("checkpoint-00000938.safetensors"));
+  const std::string path = duet::save_checkpoint(scratch.folder(), at_step(943));
+  CHECK(path == scratch.path("checkpoint-00000943.safetensors"));
   for (const std::string& from : {path, scratch.folder()}) {
     const duet::LoadedCheckpoint loaded = duet::load_checkpoint(from);
     CHECK(loaded.path == path);
     CHECK(loaded.warnings.empty());
-    CHECK(loaded.checkpoint.epoch == 2);
-    CHECK(loaded.checkpoint.step == 938);
+    CHECK(loaded.checkpoint.position == duet::data::Position{2, 5});
+    CHECK(loaded.checkpoint.step == 943);
     CHECK(loaded.checkpoint.arch == "SimpleCNN");
     CHECK(loaded.checkpoint.best_acc1 == 98.1 + 0.2);
     CHECK(loaded.checkpoint.settings == duet::Metadata{{"seed", "1234"}});
     const duet::NamedTensors model = {{"fc.weight", duet::zeros({2})}};
     duet::restore(loaded, "SimpleCNN", model);
-    CHECK(model[0].tensor.data<float>()[0] == 938);
+    CHECK(model[0].tensor.data<float>()[0] == 943);
     REQUIRE(loaded.checkpoint.optimizer.size() == 1);
     CHECK(loaded.checkpoint.optimizer[0].name == "momentum");
     CHECK(loaded.checkpoint.optimizer[0].tensor.data<float>()[1] == 0.25f);
   }
+}
+
+TEST_CASE("a checkpoint of an earlier version has the epoch of its position only") {
+  const Scratch scratch;
+  duet::TensorFile file = duet::load_tensors(duet::save_checkpoint(scratch.folder(), at_step(943)));
+  REQUIRE(file.metadata.erase("epoch_step") == 1);
+  duet::save_tensors(scratch.path("older"), file.tensors, file.metadata);
+  const duet::Checkpoint loaded = duet::load_checkpoint(scratch.path("older")).checkpoint;
+  CHECK(loaded.position == duet::data::Position{2, 0});
+  CHECK(loaded.step == 943);
+  file.metadata["epoch_step"] = "-1";
+  duet::save_tensors(scratch.path("older"), file.tensors, file.metadata);
+  CHECK_THROWS_WITH(duet::load_checkpoint(scratch.path("older")),
+                    ContainsSubstring("\"epoch_step\" is \"-1\", expected a number of 0 or more"));
 }
 
 TEST_CASE("a checkpoint of another model is refused by name, and copies nothing") {

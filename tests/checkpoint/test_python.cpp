@@ -36,7 +36,7 @@ bool has(const std::string& modules) {
 
 duet::Checkpoint sample() {
   duet::Checkpoint checkpoint;
-  checkpoint.epoch = 2;
+  checkpoint.position.epoch = 2;
   checkpoint.step = 938;
   checkpoint.arch = "SimpleCNN";
   checkpoint.best_acc1 = 97.25;

@@ -203,6 +203,7 @@ TEST_CASE("wrong options are named in one line") {
       {{"compare", "--optimizer", "adamw", "--momentum", "0"}, "--momentum is for --optimizer sgd, not adamw"},
       {{"train", "--weight-decay", "-1"}, "--weight-decay is -1, expected 0 or more"},
       {{"train", "--compare-every", "5"}, "--compare-every is for mode ddp, not single"},
+      {{"train", "--checkpoint", "x", "--checkpoint-every", "-1"}, "--checkpoint-every is -1, expected 0 or more"},
       {{"train", "--epochs", "0"}, "--epochs is 0"},
       {{"train", "--epochs", "many"}, "--epochs"},
       {{"train", "--backend", "udp"}, "--backend: unknown 'udp', expected auto, shm, tcp, gloo, mpi, nccl or memory"},
@@ -339,8 +340,8 @@ TEST_CASE("help names every option with its default") {
     CHECK_THAT(compare, duet_test::ContainsSubstring(option));
   }
   const std::string train = printed({"train", "--help"});
-  for (const char* option :
-       {"--mode", "--checkpoint", "--resume", "--result", "--fingerprints", "--replicas", "--loss", "--sum"}) {
+  for (const char* option : {"--mode", "--checkpoint", "--checkpoint-every", "--resume", "--result", "--fingerprints",
+                             "--replicas", "--loss", "--sum"}) {
     INFO(option);
     CHECK_THAT(train, duet_test::ContainsSubstring(option));
   }

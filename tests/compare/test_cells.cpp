@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <numeric>
+#include <set>
 #include <string>
 #include <thread>
 #include <utility>
@@ -252,6 +253,36 @@ TEST_CASE("what happens between epochs is of no step") {
   clock.fill(run);
   CHECK(run.communication_us == Approx(3));
   CHECK(run.step_us.sum() < clock.steps_us()[0] + clock.steps_us()[1] + clock.steps_us()[2] + 3);
+}
+
+TEST_CASE("what is done between two steps, such as writing a checkpoint, is of none") {
+  StepClock clock(monotonic_ns());
+  clock.begin_epoch(4, 0);
+  for (int step = 0; step < 4; ++step) {
+    clock.lap(&StepParts::backward);
+    clock.end_step(1, 8, 8);
+    trace("all_reduce", 1e6, TraceEvent::Kind::communication);  // ranks wait for the one that writes
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    clock.skip();
+  }
+  Run run;
+  clock.fill(run);
+  CHECK(run.communication_us == 0);
+  CHECK(*std::min_element(clock.steps_us().begin(), clock.steps_us().end()) < 20000);
+}
+
+TEST_CASE("steps are not reported together beyond a stop") {
+  StepClock clock(monotonic_ns());
+  clock.begin_epoch(100, 0, [](std::int64_t done) { return done % 7 == 0; });
+  std::int64_t pending = 0;
+  std::set<std::int64_t> reported;
+  for (int step = 0; step < 100; ++step) {
+    if (!clock.needs_loss(++pending)) continue;
+    clock.end_steps(std::exchange(pending, 0), 1, 4, 8);
+    reported.insert(clock.epoch_step());
+  }
+  for (std::int64_t stop = 7; stop < 100; stop += 7) CHECK(reported.contains(stop));
+  CHECK(reported.size() < 40);
 }
 
 TEST_CASE("steps that were replayed together have one part, and no communication") {

@@ -70,7 +70,7 @@ TEST_CASE("cuda: a resumed training sets the steps of its graphs", "[order]") {
   Training plain(cnn(), 8, 4, false), recorded(cnn(), 8, 4, true);
   for (Training* training : {&plain, &recorded}) {
     training->epoch();
-    training->loader().start_at(7, 1);
+    training->loader().set_position({7, 1});
     training->epoch();
     training->epoch();
   }

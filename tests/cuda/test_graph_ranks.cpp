@@ -178,7 +178,7 @@ TEST_CASE("nccl: a recording that fails within backward leaves DistributedDataPa
     hook->looks = true;
     CHECK_THROWS_WITH(recorded->epoch(), ContainsSubstring("a copy to the host on cuda:"));
     hook->looks = false;
-    recorded->loader().start_at(1, 0);
+    recorded->loader().set_position({1, 0});
     for (Training* training : {plain.get(), recorded.get()}) training->epoch();
     CHECK(recorded->graph().replays() == 2);
     CHECK(same_values(*recorded, *plain));

@@ -1,3 +1,4 @@
+#include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <memory>
@@ -141,14 +142,61 @@ TEST_CASE("a loader that starts in the middle goes on as an uninterrupted one") 
   epoch(whole);
   const auto second = epoch(whole), third = epoch(whole);
   Loader resumed(images(), blocked(), {.workers = workers});
-  resumed.start_at(1, 2);
+  resumed.set_position({1, 2});
   CHECK(epoch(resumed) == std::vector<Seen>(second.begin() + 2, second.end()));
   CHECK(epoch(resumed) == third);
-  resumed.start_at(1, 3);  // the end of an epoch
+  resumed.set_position({1, 3});  // the end of an epoch
   CHECK(epoch(resumed).empty());
   CHECK(epoch(resumed) == third);
-  CHECK_THROWS_AS(resumed.start_at(0, 4), UsageError);
-  CHECK_THROWS_AS(resumed.start_at(-1, 0), UsageError);
+  CHECK_THROWS_AS(resumed.set_position({0, 4}), UsageError);
+  CHECK_THROWS_AS(resumed.set_position({-1, 0}), UsageError);
+}
+
+TEST_CASE("a position that a loader gives at any point brings another one to the same place") {
+  const int workers = GENERATE(0, 3);
+  std::vector<Seen> whole;
+  std::vector<Position> behind;  // each of the batches
+  Loader loader(images(), blocked(), {.workers = workers});
+  CHECK(loader.position() == Position{0, 0});
+  for (std::int64_t number = 0; number < 2; ++number) {
+    for (const auto& batch : loader) {
+      whole.push_back(look(batch));
+      behind.push_back(loader.position());
+    }
+    CHECK(loader.position() == Position{number + 1, 0});
+  }
+  CHECK(behind == std::vector<Position>{{0, 1}, {0, 2}, {0, 3}, {1, 1}, {1, 2}, {1, 3}});
+  for (std::size_t i = 0; i < whole.size(); ++i) {
+    Loader other(images(), blocked(), {.workers = 3 - workers});
+    other.set_position(behind[i]);
+    CHECK(other.position() == behind[i]);
+    std::vector<Seen> rest;
+    while (other.position().epoch < 2)
+      for (const auto& batch : other) rest.push_back(look(batch));
+    CHECK(rest == std::vector<Seen>(whole.begin() + static_cast<std::ptrdiff_t>(i) + 1, whole.end()));
+  }
+}
+
+TEST_CASE("a break and a batch that cannot be read keep the position") {
+  const int workers = GENERATE(0, 2);
+  Loader loader(images(), blocked(), {.workers = workers});
+  for ([[maybe_unused]] const auto& batch : loader) break;
+  CHECK(loader.position() == Position{0, 1});
+  loader.set_position({4, 2});
+  CHECK(loader.position() == Position{4, 2});
+  CHECK(loader.epoch() == 0);
+  for ([[maybe_unused]] const auto& batch : loader) CHECK(loader.position() == Position{4, 3});
+  CHECK(loader.position() == Position{5, 0});
+
+  const Broken broken;
+  Loader failing(broken, blocked(), {.workers = workers});
+  std::int64_t got = 0;
+  const auto pass = [&] {
+    for ([[maybe_unused]] const auto& batch : failing) ++got;
+  };
+  CHECK_THROWS_AS(pass(), DataError);
+  CHECK(failing.position() == Position{0, got});
+  CHECK_THROWS_AS(failing.batch(), UsageError);
 }
 
 TEST_CASE("after a break the next pass is the next epoch") {
@@ -170,11 +218,11 @@ TEST_CASE("a pass within a pass over the same loader is refused") {
   };
   CHECK_THROWS_WITH(nested(),
                     "a pass over the loader begins within another one, at step 0 of 3, whose batches it would "
-                    "take: use a loader for each, or start_at()");
+                    "take: use a loader for each, or set_position()");
   CHECK(epoch(loader).size() == 3);  // the one that threw has ended
   auto at = loader.begin();
   CHECK_THROWS_AS(loader.begin(), UsageError);
-  loader.start_at(7, 1);
+  loader.set_position({7, 1});
   at = loader.begin();
   CHECK(loader.epoch() == 7);
   while (at != loader.end()) ++at;

@@ -260,7 +260,7 @@ TEST_CASE("a rank that has ended leaves the mean over the rows of those that tra
     const auto got = std::as_const(model.parameters()).gradients().span<float>();
     gradients[0].assign(got.begin(), got.end());
     Net alone(device);
-    loader.start_at(0, 1);
+    loader.set_position({0, 1});
     for (const auto& [images, labels] : loader) {
       Tensor x = images.alias(device), y = labels.alias(device);
       ops::nll_loss(alone(x.set_stamp({})), y.set_stamp({})).backward();

@@ -2,6 +2,9 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <csignal>
+#include <cstddef>
+#include <cstdio>
 #include <cstdlib>
 #include <map>
 #include <sstream>
@@ -31,14 +34,18 @@ constexpr bool kFaultPoints = true;
 constexpr bool kFaultPoints = false;
 #endif
 
-/// Trains on 6 steps an epoch, under a launcher if `before` starts one.
-duet_test::Ran train(const Arguments& mode, const Arguments& more, const Arguments& before = {}) {
+/// A training of 6 steps an epoch, under a launcher if `before` starts one.
+Arguments training(const Arguments& mode, const Arguments& more, const Arguments& before = {}) {
   Arguments all = before;
   all.insert(all.end(), {"train", "--data", "synthetic", "--train-images", "333", "--test-images", "20", "--model",
                          "linear", "--batch", "64", "--lr", "0.05"});
   all.insert(all.end(), mode.begin(), mode.end());
   all.insert(all.end(), more.begin(), more.end());
-  return duet_test::duet(all);
+  return all;
+}
+
+duet_test::Ran train(const Arguments& mode, const Arguments& more, const Arguments& before = {}) {
+  return duet_test::duet(training(mode, more, before));
 }
 
 std::string name_of(const Arguments& mode) {
@@ -101,6 +108,60 @@ TEST_CASE(
   }
 }
 
+TEST_CASE(
+    "checkpoints after every K-th step leave the bits, and a training killed at any time goes on from the newest") {
+  const TemporaryFolder folder;
+  const std::string whole = folder.path() + "/whole", late = folder.path() + "/late";
+  REQUIRE(train({}, {"--epochs", "3", "--result", whole}).status == 0);
+  std::size_t next = 0;  // mode that goes on
+  for (const Arguments& mode : kModes) {
+    if (mode.size() > 1 && mode[1] == "averaging") continue;  // it has other bits
+    const std::string run = folder.path() + "/run" + std::to_string(next);
+    const auto ran = train(mode, {"--epochs", "3", "--checkpoint", run, "--checkpoint-every", "4", "--result", late});
+    INFO(name_of(mode) << ran.out << ran.err);
+    REQUIRE(ran.status == 0);
+    CHECK(duet_test::hash_of(late) == duet_test::hash_of(whole));
+    CHECK(duet_test::files_in(run, "checkpoint-") ==
+          Arguments{"checkpoint-00000016.safetensors", "checkpoint-00000018.safetensors"});
+    // As if it had been killed behind the fourth step of the last epoch.
+    REQUIRE(std::remove((run + "/checkpoint-00000018.safetensors").c_str()) == 0);
+    const Arguments& other = kModes[++next % 3];
+    const auto resumed = train(other, {"--epochs", "3", "--resume", run, "--result", late});
+    INFO(name_of(other) << resumed.out << resumed.err);
+    REQUIRE(resumed.status == 0);
+    CHECK_THAT(resumed.out, duet_test::ContainsSubstring("epoch 3 after step 4 of 6\n"));
+    CHECK(duet_test::hash_of(late) == duet_test::hash_of(whole));
+  }
+}
+
+TEST_CASE("kill -9 at any time leaves a valid newest checkpoint") {
+  const TemporaryFolder folder;
+  const std::string whole = folder.path() + "/whole", late = folder.path() + "/late", run = folder.path() + "/run";
+  REQUIRE(train({}, {"--epochs", "100", "--result", whole}).status == 0);
+  std::string newest;
+  for (int attempt = 0; attempt < 6; ++attempt) {
+    int seen = 0;  // checkpoints; the signal comes at whatever the writer does behind the last of them
+    const auto some = [&] {
+      if (!duet::is_folder(run)) return false;
+      const Arguments files = duet_test::files_in(run, "checkpoint-0");
+      if (!files.empty() && files.back() != newest) newest = files.back(), ++seen;
+      return seen > 1 + attempt;
+    };
+    const Arguments more = {"--epochs", "100", "--checkpoint-every", "1", attempt == 0 ? "--checkpoint" : "--resume",
+                            run};
+    const auto ran = duet_test::duet_interrupted(training({}, more), some, SIGKILL);
+    INFO(attempt << " " << newest << "\n" << ran.out << ran.err);
+    REQUIRE(ran.status == 128 + SIGKILL);
+    CHECK(ran.err.empty());
+    CHECK((attempt == 0 || ran.out.find("resumed from") != std::string::npos));
+  }
+  const auto last = train({"--mode", "ddp", "--devices", "2"}, {"--epochs", "100", "--resume", run, "--result", late});
+  INFO(last.out << last.err);
+  REQUIRE(last.status == 0);
+  CHECK(last.err.empty());
+  CHECK(duet_test::hash_of(late) == duet_test::hash_of(whole));
+}
+
 TEST_CASE("the option --checkpoint names another folder for a resumed training, and a file names none") {
   const TemporaryFolder folder;
   const std::string run = folder.path() + "/run", other = folder.path() + "/other";
@@ -125,6 +186,9 @@ TEST_CASE("what keeps a training from its checkpoints is one line with one exit 
         {"no checkpoint at", {{"--epochs", "1", "--resume", run + "/nothing"}, 1}},
         {"is of a run with batch 64, this run has 32", {{"--epochs", "2", "--resume", run, "--batch", "32"}, 1}},
         {"is of the model \"LinearClassifier\"", {{"--resume", run, "--model", "simple_cnn", "--epochs", "2"}, 1}},
+        {"--checkpoint-every is 4, but neither", {{"--checkpoint-every", "4"}, 2}},
+        {"but neither --checkpoint nor --resume names a folder",
+         {{"--checkpoint-every", "4", "--resume", run + "/checkpoint-00000006.safetensors"}, 2}},
         {"cannot make folder", {{"--checkpoint", "/proc/duet"}, 1}},
         {"is written by process " + std::to_string(::getpid()), {{"--checkpoint", other.path()}, 1}},
         {"--data /no/such/folder", {{"--data", "/no/such/folder"}, 1}}};

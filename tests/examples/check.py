@@ -68,8 +68,14 @@ def check_own_network(programs, _, name):
     with tempfile.TemporaryDirectory() as folder:
         parts = [run(programs, name, mode, devices, epochs, folder)
                  for mode, devices, epochs in (("dp", "2", "1"), ("ddp", "4", "2"), ("single", "1", "3"))]
+        # From the twentieth of 24 steps, as if the program had been killed behind it.
+        kept = sorted(os.listdir(folder))
+        os.remove(os.path.join(folder, kept[-1]))
+        killed = run(programs, name, "dp", "8", "3", folder)
     lines = [line for part in parts for line in part.splitlines() if line.startswith("epoch")]
-    return difference(alone, "\n".join(lines + parts[-1].splitlines()[-1:]), "resumed")
+    return (difference(alone, "\n".join(lines + parts[-1].splitlines()[-1:]), "resumed")
+            or difference("\n".join(alone.splitlines()[-2:]), killed, "killed")
+            or (f"checkpoints of {kept}" if [re.sub(r"\D", "", file) for file in kept[-2:]] != ["00000020", "00000024"] else ""))
 
 
 def check_page(_, sources, name):

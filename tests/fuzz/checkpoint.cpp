@@ -33,7 +33,7 @@ NamedTensors tensors_of(Input& input) {
 
 Metadata metadata_of(Input& input) {
   Metadata metadata;
-  for (const char* key : {"epoch", "step", "best_acc1", "arch"})
+  for (const char* key : {"epoch", "epoch_step", "step", "best_acc1", "arch"})
     if (!input.flag()) metadata[key] = input.text();
   const std::size_t more = input.below(3);
   for (std::size_t i = 0; i < more; ++i) metadata["setting." + input.text()] = input.text();
@@ -91,7 +91,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   expect(good, "no checkpoint out of what was none");
   const Checkpoint expected = load_checkpoint(whole).checkpoint;
   const Checkpoint& got = loaded.checkpoint;
-  expect(got.epoch == expected.epoch && got.step == expected.step && got.arch == expected.arch &&
+  expect(got.position == expected.position && got.step == expected.step && got.arch == expected.arch &&
              got.best_acc1 == expected.best_acc1 && got.settings == expected.settings,
          "the metadata that was written");
   expect(is_same(got.model, expected.model) && is_same(got.optimizer, expected.optimizer),

@@ -121,7 +121,7 @@ TEST_CASE("two forwards of one batch draw two masks, and the batch delivered aga
     std::vector<Values> first;
     for (int pass = 0; pass < 2; ++pass) {
       std::vector<Values> all;
-      loader->start_at(0, 0);
+      loader->set_position({0, 0});
       for (auto& [x, labels] : *loader) {
         all.push_back(values_of(net(x)));
         all.push_back(values_of(net(x)));
@@ -135,11 +135,11 @@ TEST_CASE("two forwards of one batch draw two masks, and the batch delivered aga
     }
     // A training that begins with the second batch, as after a checkpoint; and one with one forward for each batch.
     Drops resumed(1), once(1);
-    loader->start_at(0, 1);
+    loader->set_position({0, 1});
     const auto at = loader->begin();
     CHECK(values_of(resumed(at->images)) == first[2]);
     CHECK(values_of(resumed(at->images)) == first[3]);
-    loader->start_at(0, 0);
+    loader->set_position({0, 0});
     std::size_t number = 0;
     for (auto& [x, labels] : *loader) {
       once.eval();  // which draws nothing, and counts nothing

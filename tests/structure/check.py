@@ -48,12 +48,12 @@ MAX_FILES = 30
 MAX_FUNCTION = 60  # lines
 # Parts of the tree -> most files and lines of all together. A commit that raises one says why.
 BUDGETS = {
-    ("lib",): (183, 24_060),
+    ("lib",): (184, 24_100),
     ("samplers",): (6, 360),
     ("dp",): (8, 1_170),
     ("ddp",): (84, 13_910),
     ("torch",): (31, 3_710),
-    PROGRAM: (79, 12_720),
+    PROGRAM: (79, 12_760),
     ("examples",): (20, 2_020),
 }
 

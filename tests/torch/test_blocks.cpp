@@ -3,6 +3,8 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <filesystem>
+#include <memory>
 #include <optional>
 #include <span>
 #include <string>
@@ -10,9 +12,14 @@
 
 #include "ddp/rank_threads.h"
 #include "lib/error.h"
+#include "lib/position.h"
+#include "lib/random.h"
 #include "lib/tensor.h"
+#include "samplers/batch.h"
+#include "samplers/random.h"
 #include "tests/ddp/ranks.h"
 #include "tests/support/catch2.h"
+#include "tests/support/scratch.h"
 #include "tests/torch/networks.h"
 #include "torch/ddp.h"
 
@@ -119,6 +126,79 @@ TEST_CASE("LibTorch in blocks: with a seed, dropout draws the same for a block w
   CHECK(torch::equal(drawn, torch::rand({4})));
   auto other = make_with_values<SimpleCnn>();
   CHECK_THROWS_AS(DistributedDataParallel(other, group, {.blocks = 8, .block_seed = 1}), duet::UsageError);
+}
+
+namespace {
+
+/// The loop of docs/libtorch.md on 45 rows, 2 epochs of 5 steps. From `file` where it is there, up to `stop` steps.
+std::vector<Tensor> train_from(const std::string& file, int ranks, std::int64_t stop,
+                               std::optional<std::uint64_t> seed) {
+  at::set_num_threads(1);
+  std::vector<Tensor> left;
+  const Tensor images = wave({45, 1, 28, 28}, 1), labels = torch::arange(45) * 7 % 10;
+  duet::ddp::run_rank_threads(ranks, [&](ProcessGroup& group) {
+    auto model = make_with_values<SimpleCnn>();
+    model->drop = seed ? 0.5 : 0;
+    torch::optim::SGD optimizer(model->parameters(), torch::optim::SGDOptions(0.05).momentum(0.5));
+    duet::samplers::BlockedBatches batches(
+        std::make_unique<duet::samplers::RandomSampler>(45, 1),
+        duet::samplers::BlockedOptions{.global_batch = 10, .world_size = group.size(), .rank = group.rank()});
+    duet::data::Position position;
+    if (std::filesystem::exists(file)) {
+      torch::serialize::InputArchive all, of_model, of_optimizer;
+      all.load_from(file);
+      all.read("model", of_model), model->load(of_model);
+      all.read("optimizer", of_optimizer), optimizer.load(of_optimizer);
+      c10::IValue epoch, step;
+      all.read("epoch", epoch), all.read("step", step);
+      position = {epoch.toInt(), step.toInt()};
+    }
+    const std::int64_t before = position.epoch * batches.steps() + position.step;
+    DistributedDataParallel net(*model, group, {.blocks = 8, .block_seed = seed, .steps_before = before});
+    const auto loss = [&](const Tensor& x, const Tensor& y) {
+      return torch::nll_loss(net(x), y, {}, at::Reduction::Sum);
+    };
+    while (position.epoch < 2 && position.epoch * batches.steps() + position.step < stop) {
+      batches.set_epoch(position.epoch);
+      const std::span<const std::int64_t> own = batches.step(position.step).indices;
+      const Tensor rows = torch::tensor(at::ArrayRef<std::int64_t>(own.data(), own.size()));
+      optimizer.zero_grad();
+      net.backward_in_blocks(loss, images.index_select(0, rows), labels.index_select(0, rows));
+      optimizer.step();
+      if (++position.step == batches.steps()) position = {position.epoch + 1, 0};
+    }
+    if (group.rank() != 0) return;
+    torch::serialize::OutputArchive all, of_model, of_optimizer;
+    model->save(of_model), optimizer.save(of_optimizer);
+    all.write("model", of_model), all.write("optimizer", of_optimizer);
+    all.write("epoch", c10::IValue(position.epoch)), all.write("step", c10::IValue(position.step));
+    all.save_to(file);
+    left = copies(parameters_of(*model));
+  });
+  return left;
+}
+
+}  // namespace
+
+TEST_CASE("LibTorch in blocks: a training goes on from any step on another number of ranks with the same bits") {
+  const duet_test::Scratch scratch;
+  const std::vector<Tensor> whole = train_from(scratch.path("whole"), 1, 100, {});
+  for (std::uint64_t draw = 1; draw <= 10; ++draw) {
+    duet::Mt19937 random(draw);
+    const int first = 1 << random.random() % 4, second = 1 << random.random() % 4;
+    const std::int64_t stop = random.random() % 11;
+    INFO("draw " << draw << ": " << first << " -> " << second << " ranks after step " << stop << " of 10");
+    const std::string file = scratch.path(std::to_string(draw));
+    train_from(file, first, stop, {});
+    CHECK(same_bits(train_from(file, second, 100, {}), whole));
+  }
+}
+
+TEST_CASE("LibTorch in blocks: seeded dropout goes on with the step of the checkpoint") {
+  const duet_test::Scratch scratch;
+  const std::vector<Tensor> whole = train_from(scratch.path("whole"), 1, 100, 7);
+  train_from(scratch.path("part"), 1, 7, 7);
+  CHECK(same_bits(train_from(scratch.path("part"), 1, 100, 7), whole));
 }
 
 TEST_CASE("LibTorch in blocks: misuse is an error on every rank") {

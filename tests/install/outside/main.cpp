@@ -25,7 +25,8 @@ int main() {
   }
   const std::string folder = std::filesystem::temp_directory_path() / "outside-of-duet";
   duet::prepare_checkpoint_folder(folder);
-  duet::save_checkpoint(folder, {.epoch = 1, .step = 2, .arch = "SimpleCNN", .model = model.state_dict()});
+  duet::save_checkpoint(folder,
+                        {.position = {.epoch = 1}, .step = 2, .arch = "SimpleCNN", .model = model.state_dict()});
   duet::restore(duet::load_checkpoint(folder), "SimpleCNN", model.state_dict());
   std::filesystem::remove_all(folder);
   const std::string no_gloo = duet::ddp::why_no_gloo();
