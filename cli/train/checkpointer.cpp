@@ -122,8 +122,8 @@ data::Position Checkpointer::resume() {
       for (const std::string& warning : loaded.warnings) std::fprintf(stderr, "duet: %s\n", printable(warning).c_str());
     for (const char* const key : {"train_images", "data", "data_hash"}) require_same(loaded, key, images_.at(key));
     const std::int64_t steps = setup_.loader->steps();
-    position = loaded.checkpoint.position;  // in files of earlier versions without its step
-    position.step = loaded.checkpoint.step - position.epoch * steps;
+    const std::int64_t epoch = loaded.checkpoint.position.epoch;
+    position = {epoch, loaded.checkpoint.step - epoch * steps};  // files of earlier versions lack the position's step
     require<DataError>(position.step >= 0 && position.step <= steps, loaded.path, ": step ", loaded.checkpoint.step,
                        " does not lie in epoch ", position.epoch + 1, " of ", steps, " steps");
     if (leader_) say_position(loaded.path, found->restarted, position);

@@ -66,13 +66,12 @@ std::string clock_identity() {
 /// Every rank's events as text, on all ranks; of threads that are ranks on rank 0, which takes them all.
 std::vector<std::string> traced_texts(std::uint64_t since, const TrainOptions& options, ddp::ProcessGroup& group) {
   std::vector<TraceEvent> all;
-  Trace::read(since, all);
+  if (!has_threads(options) || group.rank() == 0) Trace::read(since, all);
   if (!has_threads(options)) return ddp::all_gather_texts(group, trace_text(all));
   std::vector<std::vector<TraceEvent>> ranks(static_cast<std::size_t>(group.size()));
-  if (group.rank() == 0)
-    for (const TraceEvent& event : all)
-      if (const auto rank = static_cast<std::size_t>(event.device.index); rank < ranks.size())
-        ranks[rank].push_back(event);
+  for (const TraceEvent& event : all)
+    if (const auto rank = static_cast<std::size_t>(event.device.index); rank < ranks.size())
+      ranks[rank].push_back(event);
   std::vector<std::string> texts;
   for (const std::vector<TraceEvent>& events : ranks) texts.push_back(trace_text(events));
   return texts;
@@ -224,8 +223,7 @@ class Trainer {
   void save(const data::Position& position, double accuracy) {
     if (!checkpointer_.writes()) return;
     checkpointer_.save(position, accuracy);
-    double written = 0;
-    sum_over_ranks(group_, {&written, 1});
+    group_.barrier().wait();
   }
 
   /// Whether this run was interrupted: the same on all ranks.

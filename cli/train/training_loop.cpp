@@ -176,7 +176,6 @@ void StepClock::trace_steps(std::int64_t steps) {
     step.kind = TraceEvent::Kind::work;
     Trace::add(step);
   }
-  position_ = Trace::read(position_, events_);
 }
 
 std::int64_t StepClock::point_of(std::int64_t step) const {
@@ -191,6 +190,7 @@ bool StepClock::needs_loss(std::int64_t pending) const {
 
 void StepClock::end_steps(std::int64_t steps, double losses, std::int64_t rows, std::int64_t global) {
   trace_steps(steps);
+  position_ = Trace::read(position_, events_);
   const auto count = static_cast<double>(steps);
   const double us = microseconds(last_ - step_begin_);
   step_begin_ = last_;
