@@ -195,7 +195,7 @@ std::string batches_page(const std::vector<Results>& batches, bool partial, cons
 std::string batches_json(const std::vector<Results>& batches, bool partial) {
   Json list = Json::array();
   for (const Results& results : batches) list.push_back(Json::parse(to_json(results)));
-  return Json{{"duet", DUET_VERSION}, {"partial", partial}, {"batches", list}}.dump(1) + "\n";
+  return text_of(Json{{"duet", DUET_VERSION}, {"partial", partial}, {"batches", list}});
 }
 
 }  // namespace duet::cli

@@ -19,8 +19,6 @@
 namespace duet::cli {
 namespace {
 
-using Lines = std::vector<std::string>;
-
 constexpr std::size_t kIndent = 2;
 constexpr const char* kNote =
     "B/A: samples a second of B for each of A, above 1 where B is faster. Its 95 % interval is that of two independent "
@@ -148,11 +146,9 @@ std::vector<std::vector<std::string>> table_within(const Results& a, const Resul
 std::string side_by_side(const Results& a, const Results& b, int columns, TerminalStyle style) {
   const auto most = static_cast<std::size_t>(std::clamp(columns, kNarrowestScreen, kScreenColumns));
   std::string text;
-  const auto add = [&](const Lines& lines, bool warns = false) {
-    for (const std::string& line : lines) text += (warns ? red(cut(line, most), style) : cut(line, most)) + "\n";
-  };
   const auto say = [&](const std::string& sentence, bool warns = false) {
-    add(wrapped(sentence, most, kIndent), warns);
+    for (const std::string& line : wrapped(sentence, most, kIndent))
+      text += (warns ? red(cut(line, most), style) : cut(line, most)) + "\n";
   };
   say("A: " + machine_text(a));
   say("B: " + machine_text(b));
@@ -173,7 +169,7 @@ std::string side_by_side(const Results& a, const Results& b, int columns, Termin
     text += "\n";
     say("No mode on as many devices is in both.");
   } else {
-    std::vector<std::vector<std::string>> table = table_within(a, b, pairs, most);
+    const std::vector<std::vector<std::string>> table = table_within(a, b, pairs, most);
     text += "\n" + bold(cut(" " + table_line(table[0]), most), style) + "\n";
     for (std::size_t i = 1; i < table.size(); ++i) text += cut(" " + table_line(table[i]), most) + "\n";
   }
@@ -189,8 +185,8 @@ std::string side_by_side_json(const Results& a, const Results& b) {
     const Machine& machine = results.machine;
     return Json{{"duet", results.version}, {"cpu", machine.cpu}, {"cores", machine.cores}, {"gpus", machine.gpus}};
   };
-  const auto run_of = [](const Run& run) {
-    const auto known = [](const std::optional<double>& number) { return number ? Json(*number) : Json(); };
+  const auto known = [](const std::optional<double>& number) { return number ? Json(*number) : Json(); };
+  const auto run_of = [&](const Run& run) {
     return Json{{"ok", run.ok},
                 {"step_us", run.ok && run.timed() ? Json(step_us(run)) : Json()},
                 {"speedup", known(run.speedup)},
@@ -207,13 +203,13 @@ std::string side_by_side_json(const Results& a, const Results& b) {
                                        {"label", pair.label},
                                        {"a", run_of(*pair.a)},
                                        {"b", run_of(*pair.b)}});
-    row["b_over_a"] = pair.speed ? Json(*pair.speed) : Json();
+    row["b_over_a"] = known(pair.speed);
     row["b_over_a_low"] = pair.interval ? Json(pair.interval->low) : Json();
     row["b_over_a_high"] = pair.interval ? Json(pair.interval->high) : Json();
   }
   out["differences"] = differences;
   out["rows"] = rows;
-  return out.dump(1, ' ', false, Json::error_handler_t::replace) + "\n";
+  return text_of(out);
 }
 
 }  // namespace duet::cli
