@@ -12,9 +12,7 @@
 #include "tests/support/catch2.h"
 
 using namespace duet::cli;
-#if DUET_CATCH == 3
 using duet_test::Approx;
-#endif
 
 namespace {
 

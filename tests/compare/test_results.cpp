@@ -13,9 +13,7 @@
 
 using namespace duet;
 using namespace duet::cli;
-#if DUET_CATCH == 3
 using duet_test::Approx;
-#endif
 
 TEST_CASE("results.json has the names that other programs read") {
   const std::string text = to_json(duet_test::made_up());

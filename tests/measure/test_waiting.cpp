@@ -9,9 +9,7 @@
 
 using namespace duet;
 using namespace duet::cli;
-#if DUET_CATCH == 3
 using duet_test::Approx;
-#endif
 using Kind = TraceEvent::Kind;
 
 namespace {

@@ -14,10 +14,8 @@
 
 using namespace duet;
 using namespace duet::cli;
-using duet_test::ContainsSubstring;
-#if DUET_CATCH == 3
 using duet_test::Approx;
-#endif
+using duet_test::ContainsSubstring;
 
 namespace {
 

@@ -14,10 +14,8 @@
 #include "tests/support/catch2.h"
 
 using namespace duet::cli;
-using duet_test::ContainsSubstring;
-#if DUET_CATCH == 3
 using duet_test::Approx;
-#endif
+using duet_test::ContainsSubstring;
 
 namespace {
 

@@ -5,7 +5,8 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
-from c10d_ranks import error_of, ranks
+from c10d_ranks import ranks
+from checks import error_of
 
 REDUCED = (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int32, torch.int64, torch.uint8)
 MOVED = REDUCED + (torch.bool, torch.int8, torch.int16, torch.complex64)

@@ -10,7 +10,8 @@ import torch
 import torch._dynamo  # noqa: F401, once here instead of in every rank, where DDP needs it
 import torch.distributed as dist
 import torch.nn.functional as F
-from c10d_ranks import error_of, ranks
+from c10d_ranks import ranks
+from checks import error_of
 from duet_torch import _extension
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook

@@ -53,12 +53,3 @@ def ranks(size, body, backend="duet", transport="auto", seconds=120, killed=()):
         if isinstance(outcome, Exception):
             raise AssertionError(f"rank {rank}: {outcome}")
     return outcomes
-
-
-def error_of(call):
-    """Type and text of what the call throws; empty if it throws nothing."""
-    try:
-        call()
-    except Exception as error:  # pylint: disable=broad-except
-        return f"{type(error).__name__}: {error}"
-    return ""

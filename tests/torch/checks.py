@@ -1,4 +1,13 @@
-"""The outcome of a program's checks."""
+"""What checks of a program need: the error of a call, and their outcome."""
+
+
+def error_of(call):
+    """Type and text of what the call throws; empty if it throws nothing."""
+    try:
+        call()
+    except Exception as error:  # pylint: disable=broad-except
+        return f"{type(error).__name__}: {error}"
+    return ""
 
 
 def report(checks):

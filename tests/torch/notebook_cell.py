@@ -12,7 +12,7 @@ import sys
 import tempfile
 
 import torch
-from checks import report
+from checks import error_of, report
 
 
 def load_without_extension(source):
@@ -48,14 +48,6 @@ class Branch(torch.nn.Module):
         if bool(images.sum() > 0):
             images = images * 2
         return self.layer(images)
-
-
-def error_of(call):
-    try:
-        call()
-    except Exception as error:  # pylint: disable=broad-except
-        return f"{type(error).__name__}: {error}"
-    return ""
 
 
 def main(page, duet="", source=""):
