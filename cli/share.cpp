@@ -110,7 +110,7 @@ std::vector<SharedFile> files_of(const CompareOptions& options, std::vector<Resu
   return files;
 }
 
-/// As rename() takes it: what a link leads to, and without a slash at the end.
+/// The name that rename() takes: it follows no link and refuses a slash at the end.
 std::string resolved(const std::string& folder) {
   return is_folder(folder) ? std::filesystem::canonical(folder).string() : without_slashes_at_end(folder);
 }

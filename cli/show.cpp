@@ -14,7 +14,7 @@
 namespace duet::cli {
 namespace {
 
-/// Of a folder that duet compare has written, or of a file. What others have sent holds no control characters then.
+/// Reads a folder that duet compare has written, or its file. Control characters that others have sent become text.
 Results sent(const std::string& place) {
   Results results = read_results(is_folder(place) ? place + "/results.json" : place);
   change_texts(results, [](const std::string& text) { return printable(text); });

@@ -40,7 +40,7 @@ inline constexpr const char* kPartial =
 /// machine of each, their settings, a warning for each setting that differs, and a row for each mode and number of
 /// devices that both have.
 std::string side_by_side(const Results& a, const Results& b, int columns, TerminalStyle style);
-/// The same as JSON.
+/// Returns as JSON what side_by_side() prints.
 std::string side_by_side_json(const Results& a, const Results& b);
 
 /// One run as text, one entry per column of table_columns(); a failed run's second part is empty.

@@ -123,7 +123,7 @@ TEST_CASE(
     CHECK(duet_test::hash_of(late) == duet_test::hash_of(whole));
     CHECK(duet_test::files_in(run, "checkpoint-") ==
           Arguments{"checkpoint-00000016.safetensors", "checkpoint-00000018.safetensors"});
-    // As if it had been killed behind the fourth step of the last epoch.
+    // This leaves what a kill behind the fourth step of the last epoch leaves.
     REQUIRE(std::remove((run + "/checkpoint-00000018.safetensors").c_str()) == 0);
     const Arguments& other = kModes[++next % 3];
     const auto resumed = train(other, {"--epochs", "3", "--resume", run, "--result", late});

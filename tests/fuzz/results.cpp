@@ -53,7 +53,7 @@ bool refused(Action&& action) {
   }
 }
 
-/// As duet show does.
+/// Prints the results as duet show does.
 void show(Results results) {
   const auto is_plain = [](const std::string& text) {
     return std::none_of(text.begin(), text.end(), [](unsigned char c) { return (c < 0x20 && c != '\n') || c == 0x7f; });
