@@ -10,6 +10,7 @@
 #include "ddp/group/compare_ranks.h"
 #include "ddp/rank_weights.h"
 #include "ddp/reducer.h"
+#include "dp/data_parallel.h"
 #include "lib/autograd/grad_mode.h"
 #include "lib/autograd/node.h"
 #include "lib/backend/backend.h"
@@ -58,6 +59,7 @@ class ModuleHooks final : public GradientSynchroniser {
                               .find_unused_parameters = options.find_unused_parameters,
                               .static_graph = options.static_graph,
                               .comm_hook = options.comm_hook}),
+        module_(module),
         store_(module.parameters()),
         range_(module.range()),
         options_(options),
@@ -73,6 +75,22 @@ class ModuleHooks final : public GradientSynchroniser {
                         " shards, but the group has ", group().size(),
                         " ranks: give the sampler the group's world size");
     return {next_forward(), x != nullptr && x->shape().rank() > 0 ? x->shape()[0] : 1, stamp};
+  }
+
+  /// Before each forward that records. Returns what runs the module on this batch: the module, or replicas of it where
+  /// this rank owns several subtrees of the blocks.
+  const nn::Module& runner_for(const Rows& stamp) {
+    const int ranks = group().size();
+    if (!stamp.owned || stamp.shards == 1 || stamp.blocks % ranks == 0 || store_.device().kind != DeviceKind::cpu ||
+        !group().takes_parts())
+      return module_;
+    if (parts_ == nullptr) own_subtrees(stamp.blocks);
+    require<UsageError>(parts_->blocks == stamp.blocks, "this batch has ", stamp.blocks, " blocks, batches before it ",
+                        parts_->blocks, ": a run has one number of blocks");
+    const bool cuts_itself = dynamic_cast<const dp::DataParallel*>(&module_) != nullptr;
+    if (cuts_itself || parts_->subtrees.size() == 1) return module_;
+    if (pieces_ == nullptr) pieces_ = std::make_unique<dp::DataParallel>(module_, dp::DataParallelOptions{});
+    return *pieces_;
   }
 
   /// The forward of a synchronised step with this context begins.
@@ -113,6 +131,30 @@ class ModuleHooks final : public GradientSynchroniser {
   GroupSums& sums() { return sums_; }
 
  private:
+  /// Where ranks share memory, all of them ask for as many parts as the one with the most has.
+  void own_subtrees(int blocks) {
+    const auto own = subtrees_of(group().rank(), group().size(), blocks);
+    parts_ = std::make_shared<nn::GradientParts>();
+    parts_->blocks = blocks;
+    parts_->subtrees.assign(own.begin(), own.end());
+    parts_->filled.assign(store_.slots().size(), 0);
+    TreeOrder order;
+    order.set(group().size(), blocks);
+    const std::size_t bytes = store_.gradient_bytes();
+    std::vector<void*> places;
+    for (int part = 1; part < order.most_parts(); ++part) {
+      std::shared_ptr<Storage> memory = !joining() && all_slots() ? group().shared_storage(bytes) : nullptr;
+      if (part >= order.parts_of(group().rank())) continue;
+      if (memory == nullptr) memory = std::make_shared<Storage>(store_.device(), bytes);
+      allocator(store_.device()).clear(memory->data(), bytes);
+      parts_->others.push_back(store_.gradients_in(memory));
+      places.push_back(memory->data());
+    }
+    store_.set_gradient_parts(parts_);
+    reducer().set_parts(blocks, std::as_const(store_).gradients().storage().data(), places);
+    sums_.set_blocks(blocks, static_cast<int>(own.size()));
+  }
+
   void backward_begins() {
     if (synchronises()) GradientSynchroniser::backward_begins();
     weights()->backward_begins(store_.zero_grad_count());
@@ -191,13 +233,25 @@ class ModuleHooks final : public GradientSynchroniser {
     if (slot < range_.first_slot || slot >= end_slot()) return;
     const int in_reducer = mirrored(slot);
     if (!synchronises()) return reducer().require_expected(in_reducer);  // what has accumulated would be set to zero
-    reducer().mark_ready(in_reducer);
+    // Ranks with several subtrees have gradients at the end only, after all sums of their layers; so the others wait,
+    // too.
+    if (parts_ == nullptr) reducer().mark_ready(in_reducer);
+  }
+
+  /// A gradient that no replicas have computed is all in the first part.
+  void complete_parts(int slot) {
+    if (parts_ != nullptr && !parts_->filled[static_cast<std::size_t>(slot)]) reducer().zero_parts(mirrored(slot));
   }
 
   void backward_ended() {
     if (!synchronises()) return add_sums_to_own();
     // Gradients from runs under no_sync() go along.
-    GradientSynchroniser::backward_ended([&](int in_reducer) { return store_.has_gradient(mirrored(in_reducer)); });
+    GradientSynchroniser::backward_ended([&](int in_reducer) {
+      const int slot = mirrored(in_reducer);
+      if (!store_.has_gradient(slot)) return false;
+      complete_parts(slot);
+      return true;
+    });
     for (int slot = range_.first_slot; slot < end_slot(); ++slot)
       if (add_sum_aside(slot, reducer().used(mirrored(slot)))) store_.set_summed(slot);
     sums_aside_.clear();
@@ -220,10 +274,12 @@ class ModuleHooks final : public GradientSynchroniser {
     require_same_values(group(), step, list);
   }
 
+  bool all_slots() const { return range_.slots == store_.slot_count(); }
   /// The number in the reducer of a slot, and the other way round: see slots_of().
   int mirrored(int slot) const { return range_.first_slot + end_slot() - 1 - slot; }
   int end_slot() const { return range_.first_slot + range_.slots; }
 
+  nn::Module& module_;
   nn::FlatParameters& store_;
   const nn::Module::Range range_;
   const DistributedDataParallelOptions options_;
@@ -237,7 +293,9 @@ class ModuleHooks final : public GradientSynchroniser {
     const auto found = sums_aside_.find(slot);
     return found != sums_aside_.end() && store_.is_aside(slot) ? &found->second : nullptr;
   }
-  std::map<int, Aside> sums_aside_;  // by slot
+  std::map<int, Aside> sums_aside_;           // by slot
+  std::shared_ptr<nn::GradientParts> parts_;  // null: each rank owns one subtree, or none
+  std::unique_ptr<dp::DataParallel> pieces_;
   nn::HookHandle at_begin_, on_ready_, at_end_;
 };
 
@@ -276,8 +334,9 @@ T DistributedDataParallel::run(nn::Context& context, const T& input) const {
   RankWeights::Batch batch;
   if (grad_enabled()) batch = hooks_->batch_of(nn::first_tensor(input));
   const ScopedValue<BatchSums*> sums(context.batch_sums, &hooks_->sums());
+  const nn::Module& runner = grad_enabled() ? hooks_->runner_for(batch.stamp) : module_;
   const auto forward = [&] {
-    T output = module_.forward(context, input);
+    T output = runner.forward(context, input);
     return grad_enabled() ? output_of_batch(output, hooks_->weights(), batch) : output;
   };
   if (!training() || !hooks_->synchronises() || !grad_enabled()) return forward();

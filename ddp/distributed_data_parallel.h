@@ -19,11 +19,11 @@ class ModuleHooks;
 /// How gradients of ranks become one.
 ///
 /// `rows`: the gradient of the mean over all ranks' rows. Where the loss of a batch that the loader has stamped divided
-/// by the rows of the global batch (lib/ops/losses.h), gradients are added up, with the bits of one device for 1, 2, 4
-/// and 8 ranks. All other losses count as means over the rank's own rows, which are dimension 0 of the first tensor of
-/// forward's input: the ranks exchange how many those are when backward begins, and gradients are weighted by them
-/// (ddp/rank_weights.h). A sum of both kinds throws UsageError. Ranks with batches of their own draw the same dropout
-/// masks, as each counts its rows from 0.
+/// by the rows of the global batch (lib/ops/losses.h), gradients are added up, on CPU with the bits of one device for
+/// any number of ranks up to the number of the batch's blocks (lib/blocks.h). All other losses count as means over the
+/// rank's own rows, which are dimension 0 of the first tensor of forward's input: the ranks exchange how many those are
+/// when backward begins, and gradients are weighted by them (ddp/rank_weights.h). A sum of both kinds throws
+/// UsageError. Ranks with batches of their own draw the same dropout masks, as each counts its rows from 0.
 ///
 /// `torch`: gradients are multiplied by 1 / world size before they are added up, as PyTorch does, however many rows
 /// each rank has. UsageError for a loss that was divided by the rows of the global batch.
@@ -55,7 +55,9 @@ struct DistributedDataParallelOptions {
 };
 
 /// forward passes straight through. In backward, each gradient that is complete enters the Reducer, which sends full
-/// buckets while the rest of backward runs; backward returns when all ranks hold the same gradients.
+/// buckets while the rest of backward runs; backward returns when all ranks hold the same gradients. A rank that owns
+/// several subtrees of the blocks runs the module on each of them, one after the other, and its gradients are complete
+/// with the last; a loss in the module must then be one that is divided by the rows of the global batch.
 /// Over NCCL a step may be recorded (lib/backend/step_graph.h) and replayed, by all ranks alike: forward and backward
 /// throw UsageError where the host has a part in it, as where ranks exchange their rows. What a comm_hook does on the
 /// host, it then does once.

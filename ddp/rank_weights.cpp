@@ -273,13 +273,31 @@ RankWeights::Weight RankWeights::exchange(ProcessGroup& group, const Step& step)
   return {total == 0 || !step.trains ? 1.0 : static_cast<double>(own.rows) / static_cast<double>(total), false, false};
 }
 
-double GroupSums::sum_gradients(std::span<double> values) {
-  if (!weighted_) return BatchSums::sum_gradients(values);
-  const double own = values.back();
-  const auto of_gradients = values.first(values.size() - 1);
-  for (double& one : of_gradients) one *= own;
-  sum(values);
-  for (double& one : of_gradients) one /= values.back();
+void GroupSums::sum(std::span<double> values, int parts) {
+  used_ = true;
+  if (blocks_ == 0) return group_.all_reduce(values).wait();
+  require<UsageError>(parts == 1 || parts == parts_, "a rank sums ", parts, " parts of a batch, expected 1 or ",
+                      parts_);
+  const std::size_t width = values.size() / static_cast<std::size_t>(parts);
+  TreeParts tree{.blocks = blocks_};
+  if (parts == 1) zeros_.assign(width * static_cast<std::size_t>(parts_), 0);
+  for (int part = 1; part < parts_; ++part) {
+    const auto i = static_cast<std::size_t>(part);
+    tree.more[i - 1] = (parts == 1 ? zeros_.data() : values.data()) + i * width;
+  }
+  group_.all_reduce(values.first(width), tree).wait();
+}
+
+double GroupSums::sum_gradients(std::span<double> values, int parts) {
+  if (!weighted_) return BatchSums::sum_gradients(values, parts);
+  const std::size_t width = values.size() / static_cast<std::size_t>(parts);
+  double own = 0;
+  for (std::size_t end = width; end <= values.size(); end += width) own += values[end - 1];
+  for (std::size_t i = 0; i < values.size(); ++i)
+    if ((i + 1) % width != 0) values[i] *= own;
+  sum(values, parts);
+  const auto sums = values.first(width);
+  for (double& one : sums.first(width - 1)) one /= sums.back();
   return own;
 }
 

@@ -72,11 +72,13 @@ nn::Value output_of_batch(const nn::Value& output, const std::shared_ptr<RankWei
 class GroupSums final : public BatchSums {
  public:
   explicit GroupSums(ProcessGroup& group) : group_(group) {}
-  void sum(std::span<double> values) override {
-    used_ = true;
-    group_.all_reduce(values).wait();
+  void sum(std::span<double> values, int parts) override;
+  double sum_gradients(std::span<double> values, int parts) override;
+  /// From now on ranks own subtrees of so many blocks, this one `parts` of them: see TreeParts.
+  void set_blocks(int blocks, int parts) {
+    blocks_ = blocks;
+    parts_ = parts;
   }
-  double sum_gradients(std::span<double> values) override;
   /// Whether gradients are those of means over each rank's own rows.
   void set_weighted(bool weighted) { weighted_ = weighted; }
   /// Whether a layer has summed.
@@ -85,6 +87,8 @@ class GroupSums final : public BatchSums {
  private:
   ProcessGroup& group_;
   bool weighted_ = false, used_ = false;
+  int blocks_ = 0, parts_ = 1;
+  std::vector<double> zeros_;  // for parts that a batch does not have
 };
 
 }  // namespace duet::ddp

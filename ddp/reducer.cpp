@@ -170,14 +170,49 @@ void Reducer::send_ready_buckets() {
     Bucket& bucket = buckets_[sent_];
     fault_point("all_reduce");
     if (group_.flight_recorder()) group_.flight_recorder()->next_bucket(static_cast<int>(sent_));
-    scale(bucket.buffer, scale_);
-    bucket.work =
-        options_.comm_hook ? options_.comm_hook->start(group_, grad_bucket(sent_)) : group_.all_reduce(bucket.buffer);
+    for (std::size_t part = 0; part <= others_.size(); ++part) scale(in_part(bucket.buffer, part), scale_);
+    bucket.work = sum(sent_);
   }
 }
 
+Work Reducer::sum(std::size_t index) {
+  const Buffer& buffer = buckets_[index].buffer;
+  if (options_.comm_hook) {
+    for (std::size_t part = 1; part <= others_.size(); ++part)
+      backend(buffer.device.kind).add(tensor_of(buffer), tensor_of(in_part(buffer, part)), tensor_of(buffer));
+    return options_.comm_hook->start(group_, grad_bucket(index));
+  }
+  if (blocks_ == 0) return group_.all_reduce(buffer);
+  TreeParts parts{.blocks = blocks_};
+  for (std::size_t part = 1; part <= others_.size(); ++part) parts.more[part - 1] = in_part(buffer, part).data;
+  return group_.all_reduce(buffer, parts);
+}
+
+void Reducer::set_parts(int blocks, void* begin, const std::vector<void*>& others) {
+  blocks_ = blocks;
+  begin_ = static_cast<std::byte*>(begin);
+  others_ = others;
+}
+
+Buffer Reducer::in_part(const Buffer& buffer, std::size_t part) const {
+  if (part == 0) return buffer;
+  const std::ptrdiff_t at = static_cast<std::byte*>(buffer.data) - begin_;
+  return {static_cast<std::byte*>(others_[part - 1]) + at, buffer.count, buffer.dtype, buffer.device};
+}
+
+Buffer Reducer::buffer_of(std::size_t slot) const {
+  const ReducerSlot& one = slots_[slot];
+  return {one.data, one.count, one.dtype, one.device};
+}
+
+void Reducer::zero_parts(int slot) {
+  const Buffer buffer = buffer_of(static_cast<std::size_t>(slot));
+  for (std::size_t part = 1; part <= others_.size(); ++part) set_to_zero(in_part(buffer, part));
+}
+
 void Reducer::zero(std::size_t i) {
-  set_to_zero({slots_[i].data, slots_[i].count, slots_[i].dtype, slots_[i].device});
+  set_to_zero(buffer_of(i));
+  zero_parts(static_cast<int>(i));
   mark(i);
 }
 

@@ -77,6 +77,13 @@ class Reducer {
   /// the bits alone, 0 sets to zero; for others gradients are f32, or sending them throws UsageError.
   void set_scale(double scale) { scale_ = scale; }
 
+  /// From the next bucket on this rank has further parts of each gradient, which are added up by the tree over so many
+  /// blocks: a byte of the slots' memory at `begin` + i is at others[k] + i in part k + 1. Not for NCCL; a comm_hook
+  /// gets the sum of this rank's parts.
+  void set_parts(int blocks, void* begin, const std::vector<void*>& others);
+  /// Sets what further parts have of a slot to zero.
+  void zero_parts(int slot);
+
   /// The slot's gradient is complete. Throws UsageError that names a slot marked twice, or one that was not ready in
   /// the first step of a static graph.
   void mark_ready(int slot);
@@ -110,6 +117,10 @@ class Reducer {
     Work work{};
   };
   void add_bucket(const std::vector<std::size_t>& slots);
+  /// A buffer's memory in part number `part`; 0: its own.
+  Buffer in_part(const Buffer& buffer, std::size_t part) const;
+  Buffer buffer_of(std::size_t slot) const;
+  Work sum(std::size_t index);
   GradBucket grad_bucket(std::size_t index) const;
   void mark(std::size_t slot);
   void zero(std::size_t slot);
@@ -132,7 +143,10 @@ class Reducer {
   bool agreed_ = false;             // on the slots that a static graph uses
   bool begun_ = false;              // a slot of this step was marked
   double scale_ = 1;
-  std::size_t sent_ = 0;  // buckets sent in this step
+  int blocks_ = 0;
+  std::byte* begin_ = nullptr;
+  std::vector<void*> others_;  // see set_parts()
+  std::size_t sent_ = 0;       // buckets sent in this step
   std::int64_t steps_ = 0;
 };
 

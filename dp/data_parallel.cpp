@@ -1,6 +1,8 @@
 #include "dp/data_parallel.h"
 
+#include <algorithm>
 #include <cstdint>
+#include <utility>
 #include <vector>
 
 #include "dp/parallel_apply.h"
@@ -47,7 +49,10 @@ DataParallel::DataParallel(nn::Module& module, const DataParallelOptions& option
   if (!options_.output_device) options_.output_device = options_.devices[0];
   wrap_module("module", module);
   forward_ = make_forward(module_, options_);
-  replicas_ = std::make_shared<Replicas>(module_, options_.devices, options_.replicas, options_.sum, forward_);
+  has_order_ = std::ranges::all_of(options_.devices, [](Device d) { return d.kind == DeviceKind::cpu; });
+  ReplicaPlaces places{.devices = options_.devices};
+  for (int i = 0; i < static_cast<int>(options_.devices.size()); ++i) places.device_of.push_back(i);
+  replicas_ = std::make_shared<Replicas>(module_, places, options_.replicas, options_.sum, forward_);
 }
 
 Variable DataParallel::forward(nn::Context& context, const Variable& x) const {
@@ -64,32 +69,47 @@ nn::Value DataParallel::forward(nn::Context& context, const nn::Value& input) co
   const nn::Value whole = stampable    ? stamped(input, {.step = context.step, .first = 0, .global = x->shape()[0]})
                           : cut_across ? stamped(input, {})
                                        : input;
+  Cut cut;
   PooledVector<nn::Value> pieces;
   {
     const TraceSpan span("scatter", options_.devices[0]);
-    pieces = scatter(whole, options_.devices, options_.dim, blocked ? Split::blocked : Split::chunk);
+    const int devices = static_cast<int>(options_.devices.size());
+    cut = blocked && !has_order_ ? even_cut(x->shape()[0], devices)
+                                 : cut_of(whole, devices, options_.dim, blocked ? Split::blocked : Split::chunk);
+    pieces = scatter(whole, options_.devices, cut, options_.dim);
     TimedParts::end_part(options_.devices);
   }
-  if (options_.devices.size() > 1) {
-    const Variable* const batch = nn::first_tensor(whole);
-    if (batch == nullptr) return run_replicas(context, pieces, {}, 1);
-    return run_replicas(context, pieces, batch->value().stamp(), batch->shape().rank() > 0 ? batch->shape()[0] : 1);
-  }
-  return forward_(context, pieces[0]);
+  const Variable* const batch = nn::first_tensor(whole);
+  const Rows stamp = batch != nullptr ? batch->value().stamp() : Rows{};
+  const std::shared_ptr<Replicas>& replicas = replicas_for(cut, stamp);
+  if (replicas->size() == 1) return forward_(context, pieces[0]);
+  return run_replicas(replicas, context, pieces, stamp,
+                      batch != nullptr && batch->shape().rank() > 0 ? batch->shape()[0] : 1);
 }
 
-nn::Value DataParallel::run_replicas(nn::Context& context, const PooledVector<nn::Value>& pieces, const Rows& batch,
+const std::shared_ptr<Replicas>& DataParallel::replicas_for(const Cut& cut, const Rows& batch) const {
+  if (cut.subtrees.empty()) return replicas_;
+  ReplicaPlaces places{.devices = options_.devices, .blocks = batch.blocks};
+  places.device_of.assign(cut.devices.begin(), cut.devices.end());
+  places.subtrees.assign(cut.subtrees.begin(), cut.subtrees.end());
+  if (pieces_ == nullptr || pieces_->places() != places)
+    pieces_ = std::make_shared<Replicas>(module_, places, options_.replicas, options_.sum, forward_);
+  return pieces_;
+}
+
+nn::Value DataParallel::run_replicas(const std::shared_ptr<Replicas>& replicas, nn::Context& context,
+                                     const PooledVector<nn::Value>& pieces, const Rows& batch,
                                      std::int64_t count) const {
   require<UsageError>(context.stream == nullptr,
                       "PyTorch's stream of random numbers has one order, so it needs one device, got ",
                       options_.devices.size());
   {
     const TraceSpan span("replicate", options_.devices[0]);
-    replicas_->replicate(context, static_cast<int>(pieces.size()), {batch.first, batch.first + count});
+    replicas->replicate(context, static_cast<int>(pieces.size()), {batch.first, batch.first + count});
     TimedParts::end_part(options_.devices);
   }
-  const PooledVector<nn::Value> outputs = parallel_apply(replicas_, context, pieces, normaliser_of(batch, count));
-  context.draws.take(replicas_->context(0).draws);  // all replicas count alike
+  const PooledVector<nn::Value> outputs = parallel_apply(replicas, context, pieces, normaliser_of(batch, count));
+  context.draws.take(replicas->context(0).draws);  // all replicas count alike
   TimedParts::end_part(options_.devices);
   PooledVector<std::int64_t> sizes;
   for (const nn::Value& piece : pieces) {

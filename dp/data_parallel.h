@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "dp/replicate.h"
+#include "dp/scatter_gather.h"
 #include "lib/base/trace.h"
 #include "lib/nn/module.h"
 #include "lib/nn/value.h"
@@ -35,9 +36,9 @@ struct DataParallelOptions {
 /// Cuts each batch into one piece per device, runs the module on all pieces in parallel, and joins the outputs on the
 /// output device. Backward runs the replicas' tapes in parallel and sums their gradients on the first device, and on
 /// all devices that keep parameters of their own (torch/nn/parallel/data_parallel.py). A batch stamped by the loader is
-/// cut into whole blocks, so that the sum has the bits of one device for 1, 2, 4 and 8 devices, and with few rows some
-/// pieces are empty; others are cut as PyTorch's chunk does, and few rows use fewer replicas. With one device the
-/// module is called directly.
+/// cut into whole blocks, so that on CPU the sum has the bits of one device for any number of them up to the number of
+/// blocks (lib/blocks.h), and with few rows some pieces are empty; others are cut as PyTorch's chunk does, and few rows
+/// use fewer replicas. With one device that has one piece the module is called directly.
 ///
 /// The module must outlive this. Used by one thread at a time; that thread is the first device's.
 class DataParallel : public nn::Module {
@@ -54,15 +55,19 @@ class DataParallel : public nn::Module {
 
  private:
   /// `batch`: the stamp of what the pieces were cut from, of which `count` rows are here.
-  nn::Value run_replicas(nn::Context& context, const PooledVector<nn::Value>& pieces, const Rows& batch,
-                         std::int64_t count) const;
+  nn::Value run_replicas(const std::shared_ptr<Replicas>& replicas, nn::Context& context,
+                         const PooledVector<nn::Value>& pieces, const Rows& batch, std::int64_t count) const;
+  /// The replicas for this cut.
+  const std::shared_ptr<Replicas>& replicas_for(const Cut& cut, const Rows& batch) const;
   nn::Value join(const PooledVector<nn::Value>& outputs, const PooledVector<std::int64_t>& sizes,
                  const Rows& batch) const;
 
   nn::Module& module_;
   DataParallelOptions options_;
-  Replicas::Forward forward_;  // runs the module, and the loss if that is computed in the replicas
-  std::shared_ptr<Replicas> replicas_;
+  Replicas::Forward forward_;                 // runs the module, and the loss if that is computed in the replicas
+  bool has_order_;                            // of sums over the devices: they are all CPUs
+  std::shared_ptr<Replicas> replicas_;        // one on each device
+  mutable std::shared_ptr<Replicas> pieces_;  // for the last cut in which some device has several
 };
 
 }  // namespace duet::dp

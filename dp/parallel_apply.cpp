@@ -1,5 +1,6 @@
 #include "dp/parallel_apply.h"
 
+#include <algorithm>
 #include <cstddef>
 #include <exception>
 #include <memory>
@@ -21,18 +22,19 @@ namespace {
 /// Runs task(i) for the first `count` replicas, each on its device's thread. `others`: see ReplicaSums::begin.
 template <class Task>
 void run_side_by_side(Replicas& replicas, int count, BatchSums* others, Task&& task) {
-  replicas.sums().begin(count, others);
+  replicas.begin_sums(count, others);
   try {
     replicas.run([&](int i) {
       if (i >= count) return;
       try {
-        const Device device = replicas.devices()[static_cast<std::size_t>(i)];
-        with_prefix([&] { return concat("replica ", i, " on device ", device, ": "); }, [&] { task(i); });
-        replicas.sums().end();
+        with_prefix(
+            [&] { return concat("replica ", replicas.device_number(i), " on device ", replicas.device(i), ": "); },
+            [&] { task(i); });
+        replicas.end_sums(i);
       } catch (const OtherReplicaFailed&) {
         throw;
       } catch (...) {
-        replicas.sums().end(std::current_exception());
+        replicas.end_sums(i, std::current_exception());
         throw;
       }
     });
@@ -75,7 +77,7 @@ struct ParallelApplyNode final : Node {
           roots.push_back({outputs_of[at][k].edge(), gradient});
       }
       if (roots.empty()) return;
-      const TraceSpan span("backward", replicas->devices()[at]);
+      const TraceSpan span("backward", replicas->device(i));
       run_backward(roots);
       took_part[at] = 1;
     });
@@ -93,9 +95,15 @@ struct ParallelApplyNode final : Node {
     bool adds_uses = false;
     for (int i = 0; i < replicas->size(); ++i) adds_uses |= replicas->context(i).store->added_uses();
     const Tensor destination = whole_place(g, store, filled);
-    const Tensor sum =
-        destination.defined() ? destination : empty(store.gradients().shape(), DType::f32, store.device());
-    replicas->sum_gradients(took_part, sum, destination.defined());
+    PooledVector<Tensor> sums;
+    const auto room = [&] { return empty(store.gradients().shape(), DType::f32, store.device()); };
+    sums.push_back(destination.defined() ? destination : room());
+    for (int i = 1; i < replicas->sum_count(); ++i)
+      sums.push_back(destination.defined() && parts_are_empty(filled) ? model_parts[static_cast<std::size_t>(i - 1)]
+                                                                      : room());
+    replicas->sum_gradients(took_part, sums, destination.defined());
+    for (int i = 1; i < replicas->sum_count(); ++i) add_part(i, sums[static_cast<std::size_t>(i)], filled);
+    const Tensor& sum = sums[0];
     for (int s = 0; s < slots; ++s) {
       const std::size_t edge = inputs.size() + static_cast<std::size_t>(s);
       const nn::Slot& slot = store.slots()[static_cast<std::size_t>(s)];
@@ -126,7 +134,29 @@ struct ParallelApplyNode final : Node {
     return model_gradients;
   }
 
+  /// Whether no earlier backward has filled a part's slots.
+  bool parts_are_empty(const PooledVector<char>& filled) const {
+    const auto begin = parts->filled.begin() + first_slot;
+    return std::none_of(begin, begin + std::ssize(filled), [](char one) { return one != 0; });
+  }
+
+  /// Adds the sum of a further subtree to the model's gradients of that, which `sum` may be already.
+  void add_part(int number, const Tensor& sum, const PooledVector<char>& filled) const {
+    const Tensor& part = model_parts[static_cast<std::size_t>(number - 1)];
+    const nn::FlatParameters& store = *replicas->context(0).store;
+    for (std::size_t s = 0; s < filled.size(); ++s) {
+      if (!filled[s]) continue;
+      char& has = parts->filled[static_cast<std::size_t>(first_slot) + s];
+      const Tensor own = store.slot_in(sum, static_cast<int>(s)), all = store.slot_in(part, static_cast<int>(s));
+      if (!own.same_memory(all)) has ? backend(own).add(all, own, all) : copy(own, all);
+      if (number + 1 == replicas->sum_count()) has = 1;
+    }
+  }
+
   std::shared_ptr<Replicas> replicas;
+  std::shared_ptr<nn::GradientParts> parts;         // of the model, where this process owns several subtrees
+  PooledVector<Tensor> model_parts;                 // the module's runs of their gradients
+  int first_slot = 0;                               // of the module, in the model
   BatchSums* others = nullptr;                      // the outer wrapper's sums over processes, in this tape's forward
   Tensor model_gradients;                           // the module's run of the model's flat gradient
   PooledVector<PooledVector<Variable>> outputs_of;  // by replica, each on its own tape
@@ -154,8 +184,8 @@ PooledVector<nn::Value> parallel_apply(const std::shared_ptr<Replicas>& replicas
   run_side_by_side(*replicas, static_cast<int>(inputs.size()), model.batch_sums, [&](int i) {
     const auto at = static_cast<std::size_t>(i);
     const NoGrad guard(!record);
-    const TraceSpan span("forward", replicas->devices()[at]);
-    fault_point("replica", i);
+    const TraceSpan span("forward", replicas->device(i));
+    fault_point("replica", replicas->device_number(i));
     outputs[at] = replicas->forward(i, own_inputs[at]);
   });
   if (!record) return outputs;
@@ -178,7 +208,12 @@ PooledVector<nn::Value> parallel_apply(const std::shared_ptr<Replicas>& replicas
   node->set_normalisers(normalisers);
   node->replicas = replicas;
   node->others = model.batch_sums;
-  node->model_gradients = model.store->gradients_of(range.first_slot - model.first_slot, range.slots);
+  node->first_slot = range.first_slot - model.first_slot;
+  node->model_gradients = model.store->gradients_of(node->first_slot, range.slots);
+  node->parts = model.store->gradient_parts();
+  for (int i = 1; i < replicas->sum_count(); ++i)
+    node->model_parts.push_back(
+        model.store->run_in(node->parts->others[static_cast<std::size_t>(i - 1)], node->first_slot, range.slots));
   node->outputs_of = std::move(outputs_of);
   node->inputs = std::move(leaves);
   int next = 0;

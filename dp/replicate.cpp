@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstring>
+#include <functional>
 #include <memory>
 #include <utility>
 
@@ -78,13 +79,15 @@ void attach_once(Device device, int& last, MakeWork make_work) {
 
 }  // namespace
 
-ReplicaSums::ReplicaSums(int replicas) : parts_(static_cast<std::size_t>(replicas)) {
-  for (int replica = 0; replica < replicas; ++replica) entrances_.emplace_back(*this, replica);
+ReplicaSums::ReplicaSums(std::vector<DeviceTurns*> turns) : turns_(std::move(turns)), parts_(turns_.size()) {
+  for (std::size_t replica = 0; replica < turns_.size(); ++replica)
+    entrances_.emplace_back(*this, static_cast<int>(replica));
 }
 
-void ReplicaSums::begin(int count, BatchSums* others) {
+void ReplicaSums::begin(int count, const SumOrder& order, BatchSums* others) {
   const std::lock_guard lock(mutex_);
   count_ = count;
+  order_ = &order;
   others_ = others;
   arrived_ = 0;
   left_ = false;
@@ -99,26 +102,36 @@ void ReplicaSums::end(std::exception_ptr cause) {
   changed_.notify_all();
 }
 
-double ReplicaSums::sum(int replica, std::span<double> values, bool of_gradients) {
+double ReplicaSums::sum(int replica, std::span<double> values, int parts, bool of_gradients) {
+  require<UsageError>(parts == 1, "replica ", replica, " sums ", parts, " parts, but it has one");
   std::unique_lock lock(mutex_);
   const std::uint64_t round = round_;
   parts_[static_cast<std::size_t>(replica)] = values;
   if (++arrived_ == count_) {
     add_up();
+    const int sums = static_cast<int>(order_->results.size());
     if (of_gradients)
-      samples_ = others_ != nullptr ? others_->sum_gradients(result_) : result_.back();
+      samples_ = others_ != nullptr ? others_->sum_gradients(result_, sums) : result_.back();
     else if (others_ != nullptr)
-      others_->sum(result_);
+      others_->sum(result_, sums);
     arrived_ = 0;
     ++round_;
     changed_.notify_all();
-  } else {
-    changed_.wait(lock, [&] { return round_ != round || left_ || cause_; });
+    std::copy_n(result_.begin(), values.size(), values.begin());
+    return samples_;
   }
-  if (round_ == round && cause_) throw OtherReplicaFailed{cause_};
-  require<UsageError>(round_ != round, "replica ", replica, " sums over the batch, but another one has ended");
-  std::copy(result_.begin(), result_.end(), values.begin());
-  return samples_;
+  DeviceTurns* const turns = turns_[static_cast<std::size_t>(replica)];
+  if (turns != nullptr) turns->wait_begins();
+  changed_.wait(lock, [&] { return round_ != round || left_ || cause_; });
+  const bool summed = round_ != round;
+  const std::exception_ptr cause = cause_;
+  const double samples = samples_;
+  if (summed) std::copy_n(result_.begin(), values.size(), values.begin());
+  lock.unlock();
+  if (turns != nullptr) turns->wait_ended();
+  if (!summed && cause) throw OtherReplicaFailed{cause};
+  require<UsageError>(summed, "replica ", replica, " sums over the batch, but another one has ended");
+  return samples;
 }
 
 /// Replicas without rows count as zeros, which change no bits.
@@ -130,39 +143,85 @@ void ReplicaSums::add_up() {
   scratch_.assign(width * parts_.size(), 0);
   for (std::size_t i = 0; i < parts_.size(); ++i)
     std::copy(parts_[i].begin(), parts_[i].end(), scratch_.begin() + static_cast<std::ptrdiff_t>(i * width));
-  const bool tree = (parts_.size() & (parts_.size() - 1)) == 0;
-  const auto add = [&](std::size_t to, std::size_t from) {
-    for (std::size_t k = 0; k < width; ++k) scratch_[to * width + k] += scratch_[from * width + k];
-  };
-  for (std::size_t step = 1; tree && step < parts_.size(); step *= 2)
-    for (std::size_t i = 0; i < parts_.size(); i += 2 * step) add(i, i + step);
-  for (std::size_t i = 1; !tree && i < parts_.size(); ++i) add(0, i);
-  result_.assign(scratch_.begin(), scratch_.begin() + static_cast<std::ptrdiff_t>(width));
+  const auto of = [&](int replica) { return scratch_.begin() + replica * static_cast<std::ptrdiff_t>(width); };
+  for (const auto& [to, from] : order_->additions) std::transform(of(to), of(to + 1), of(from), of(to), std::plus<>());
+  result_.clear();
+  for (const int replica : order_->results) result_.insert(result_.end(), of(replica), of(replica + 1));
 }
 
-Replicas::Replicas(const nn::Module& module, std::span<const Device> devices, Refresh refresh, DeviceSum sum,
-                   Forward forward)
+namespace {
+
+/// By device; null where it has one replica.
+std::vector<std::unique_ptr<DeviceTurns>> turns_of(const ReplicaPlaces& places) {
+  std::vector<std::unique_ptr<DeviceTurns>> turns;
+  for (int d = 0; d < static_cast<int>(places.devices.size()); ++d) {
+    const auto [begin, end] = std::ranges::equal_range(places.device_of, d);
+    const auto first = static_cast<int>(begin - places.device_of.begin()), count = static_cast<int>(end - begin);
+    const Device device = places.devices[static_cast<std::size_t>(d)];
+    turns.push_back(count == 1 ? nullptr : std::make_unique<DeviceTurns>(device, first, first + count));
+  }
+  return turns;
+}
+
+/// By replica.
+std::vector<DeviceTurns*> by_replica(const ReplicaPlaces& places,
+                                     const std::vector<std::unique_ptr<DeviceTurns>>& turns) {
+  std::vector<DeviceTurns*> all;
+  for (const int d : places.device_of) all.push_back(turns[static_cast<std::size_t>(d)].get());
+  return all;
+}
+
+}  // namespace
+
+Replicas::Replicas(const nn::Module& module, ReplicaPlaces places, Refresh refresh, DeviceSum sum, Forward forward)
     : module_(module),
-      devices_(devices.begin(), devices.end()),
+      places_(std::move(places)),
       refresh_(refresh),
       sum_(sum),
       forward_(std::move(forward)),
-      threads_(std::make_shared<ThreadPool>(std::max(1, static_cast<int>(devices.size())),
-                                            [devices = devices_](int worker) {
+      threads_(std::make_shared<ThreadPool>(std::max(1, static_cast<int>(places_.devices.size())),
+                                            [devices = places_.devices](int worker) {
                                               const Device device = devices[static_cast<std::size_t>(worker)];
                                               backend(device.kind).bind_thread(device);
                                             })),
-      sums_(static_cast<int>(devices.size())) {
-  require<UsageError>(!devices.empty(), "DataParallel: no devices given");
-  for (auto device = devices_.begin(); device != devices_.end(); ++device)
-    require<UsageError>(std::find(devices_.begin(), device, *device) == device, "DataParallel: device ", *device,
+      turns_(turns_of(places_)),
+      sums_(by_replica(places_, turns_)) {
+  require<UsageError>(!devices().empty(), "DataParallel: no devices given");
+  for (auto device = devices().begin(); device != devices().end(); ++device)
+    require<UsageError>(std::find(devices().begin(), device, *device) == device, "DataParallel: device ", *device,
                         " is named twice");
+  for (std::size_t d = 0; d < turns_.size(); ++d) {
+    device_orders_.emplace_back();
+    device_sums_.push_back(nullptr);
+    if (turns_[d] == nullptr) continue;
+    std::vector<Subtree> own;
+    for (int i = turns_[d]->begin(); i < turns_[d]->end(); ++i)
+      own.push_back(places_.subtrees[static_cast<std::size_t>(i)]);
+    device_orders_[d].additions = additions_of(own, std::span<const Subtree>({Subtree{0, places_.blocks}}));
+    device_sums_[d] = std::make_unique<ReplicaSums>(std::vector(own.size(), turns_[d].get()));
+  }
 }
 
 void Replicas::run(FunctionRef<void(int)> task) {
-  if (recording_of(devices_[0]) == 0) return threads_->run(size(), [&](int i, int) { task(i); });
-  StepRecorder& recorder = *backend(devices_[0].kind).recorder(devices_[0]);
-  threads_->run(size(), [&](int i, int) { recorder.take_part([&] { task(i); }); });
+  const auto on_device = [&](int d) {
+    const auto& turns = turns_[static_cast<std::size_t>(d)];
+    turns != nullptr ? turns->run(task) : task(first_replica(d));
+  };
+  const int count = static_cast<int>(devices().size());
+  if (recording_of(devices()[0]) == 0) return threads_->run(count, [&](int d, int) { on_device(d); });
+  StepRecorder& recorder = *backend(devices()[0].kind).recorder(devices()[0]);
+  threads_->run(count, [&](int d, int) { recorder.take_part([&] { on_device(d); }); });
+}
+
+void Replicas::begin_sums(int count, BatchSums* others) {
+  sums_.begin(count, order_, others);
+  for (std::size_t d = 0; d < turns_.size(); ++d)
+    if (turns_[d] != nullptr) device_sums_[d]->begin(turns_[d]->size(), device_orders_[d], nullptr);
+}
+
+void Replicas::end_sums(int replica, const std::exception_ptr& cause) {
+  sums_.end(cause);
+  if (const auto& own = device_sums_[static_cast<std::size_t>(device_number(replica))]) own->end(cause);
 }
 
 void Replicas::make_contexts(const nn::Context& model) {
@@ -170,9 +229,10 @@ void Replicas::make_contexts(const nn::Context& model) {
   ++contexts_number_;
   stores_.clear();
   contexts_.clear();
-  for (const Device device : devices_) {
-    const bool first = stores_.empty();
-    const bool share = first || (refresh_ == Refresh::persistent && shares_memory(device, devices_[0]));
+  for (int i = 0; i < size(); ++i) {
+    const Device device = this->device(i);
+    const bool first = i == 0;
+    const bool share = first || (refresh_ == Refresh::persistent && shares_memory(device, devices()[0]));
     stores_.push_back(model.store->replica(device, {.first_slot = range.first_slot - model.first_slot,
                                                     .slots = range.slots,
                                                     .first_buffer = range.first_buffer - model.first_buffer,
@@ -181,9 +241,11 @@ void Replicas::make_contexts(const nn::Context& model) {
                                                     .share_buffers = first}));
     contexts_.push_back(
         {.store = stores_.back().get(), .first_slot = range.first_slot, .first_buffer = range.first_buffer});
-    contexts_.back().batch_sums = &sums_.of(static_cast<int>(contexts_.size()) - 1);
+    contexts_.back().batch_sums = &sums_.of(i);
+    const auto d = static_cast<std::size_t>(device_number(i));
+    if (turns_[d] != nullptr) contexts_.back().device_sums = &device_sums_[d]->of(i - turns_[d]->begin());
   }
-  if (std::all_of(devices_.begin(), devices_.end(), [&](Device d) { return shares_memory(d, devices_[0]); }))
+  if (std::ranges::all_of(devices(), [&](Device d) { return shares_memory(d, devices()[0]); }))
     model.store->residence().set_threads(threads_);
   replicated_ = model.store;
   // With an owner of its own: the site expires when the contexts are made of another store.
@@ -192,9 +254,9 @@ void Replicas::make_contexts(const nn::Context& model) {
 }
 
 bool Replicas::can_persist(const nn::Context& model) const {
-  const Device first = devices_[0];
+  const Device first = devices()[0];
   return refresh_ == Refresh::persistent && size() > 1 && module_.range().slots == model.store->slot_count() &&
-         std::all_of(devices_.begin(), devices_.end(), [&](Device device) { return device.kind == first.kind; }) &&
+         std::ranges::all_of(devices(), [&](Device device) { return device.kind == first.kind; }) &&
          !backend(first.kind).shares_memory();
 }
 
@@ -204,7 +266,7 @@ void Replicas::require_same_values() const {
   for (std::size_t i = 1; i < stores_.size(); ++i) {
     const Tensor other = std::as_const(*stores_[i]).values().to(Device{});
     require<NumericError>(std::memcmp(first.raw(), other.raw(), first.bytes()) == 0, "replica ", i, " on device ",
-                          devices_[i], " holds other parameters than the model on ", devices_[0]);
+                          stores_[i]->device(), " holds other parameters than the model on ", devices()[0]);
   }
 }
 
@@ -213,7 +275,7 @@ bool Replicas::holds_values() const {
 }
 
 void Replicas::attach_to_recording() {
-  attach_once(devices_[0], recording_,
+  attach_once(devices()[0], recording_,
               [&](int) { return std::make_shared<RecordedReplicas>(shared_from_this(), contexts_number_); });
 }
 
@@ -229,9 +291,10 @@ void Replicas::prepare_replay(int contexts_number) {
 }
 
 void Replicas::replicate(const nn::Context& model, int count, const nn::DrawCounts::Range& rows) {
-  require<DeviceError>(model.store->device() == devices_[0], "module must have its parameters and buffers on device ",
-                       devices_[0], " (the first device) but found them on ", model.store->device());
+  require<DeviceError>(model.store->device() == devices()[0], "module must have its parameters and buffers on device ",
+                       devices()[0], " (the first device) but found them on ", model.store->device());
   if (replicated_ != model.store) make_contexts(model);
+  set_order(model);
   attach_to_recording();
   const nn::Module::Range& range = module_.range();
   const Tensor values = model.store->values_of(range.first_slot - model.first_slot, range.slots);
@@ -276,10 +339,10 @@ void Replicas::update(nn::OptimizerState& state, Rule rule) {
     copies->of_replica.resize(stores_.size());
     for (std::size_t i = 1; i < stores_.size(); ++i)
       for (const Tensor& buffer : state.buffers) copies->of_replica[i].push_back(buffer.to(stores_[i]->device()));
-    copies->recording = recording_of(devices_[0]);
+    copies->recording = recording_of(devices()[0]);
     state.at_site = copies;
   }
-  attach_once(devices_[0], copies->updated_in,
+  attach_once(devices()[0], copies->updated_in,
               [&](int recording) { return std::make_shared<RecordedUpdate>(copies, copies->recording == recording); });
   const nn::FlatParameters& model = *replicated_;
   for (std::size_t i = 1; !has_gradients_ && i < stores_.size(); ++i) copy(model.gradients(), stores_[i]->gradients());
@@ -290,7 +353,43 @@ void Replicas::update(nn::OptimizerState& state, Rule rule) {
   has_values_ = true;
 }
 
-void Replicas::sum_gradients(std::span<const char> took_part, const Tensor& destination, bool for_all) {
+/// One sum for each subtree of a rank that owns several where the outer wrapper adds these up, else one for all.
+void Replicas::set_order(const nn::Context& model) {
+  if (places_.subtrees.empty()) {
+    if (order_.additions.empty()) order_.additions = additions_of(size());
+    return;
+  }
+  std::vector<Subtree> targets = {{0, places_.blocks}};
+  if (const auto& parts = model.store->gradient_parts();
+      parts != nullptr && model.batch_sums != nullptr && parts->blocks == places_.blocks)
+    targets = parts->subtrees;
+  if (targets == targets_) return;
+  targets_ = targets;
+  order_ = {additions_of(places_.subtrees, targets), {}};
+  for (const Subtree& target : targets)
+    order_.results.push_back(static_cast<int>(
+        std::ranges::find_if(places_.subtrees, [&](const Subtree& one) { return one.first >= target.first; }) -
+        places_.subtrees.begin()));
+}
+
+/// Adds up in runs that the cache holds. The gradients of the replicas are overwritten.
+void Replicas::sum_pieces(std::span<const Tensor> parts, std::span<const Tensor> destinations, int share) const {
+  constexpr std::int64_t kCached = 16384;  // elements
+  const std::int64_t runs = (parts[0].count() + kCached - 1) / kCached, shares = std::ssize(devices());
+  for (std::int64_t run = block_begin(share, runs, shares); run < block_begin(share + 1, runs, shares); ++run) {
+    const std::int64_t begin = run * kCached, count = std::min(kCached, parts[0].count() - begin);
+    const auto at = [&](const Tensor& whole) { return whole.slice(begin, {count}); };
+    for (const auto& [to, from] : order_.additions) {
+      const Tensor sum = at(parts[static_cast<std::size_t>(to)]);
+      backend(sum).add(sum, at(parts[static_cast<std::size_t>(from)]), sum);
+    }
+    for (std::size_t i = 0; i < destinations.size(); ++i)
+      copy(at(parts[static_cast<std::size_t>(order_.results[i])]), at(destinations[i]));
+  }
+}
+
+void Replicas::sum_gradients(std::span<const char> took_part, std::span<const Tensor> destinations, bool for_all) {
+  const Tensor& destination = destinations[0];
   PooledVector<Tensor> parts;
   for (int i = 0; i < size(); ++i) {
     const Tensor part = context(i).store->gradients();
@@ -298,14 +397,17 @@ void Replicas::sum_gradients(std::span<const char> took_part, const Tensor& dest
     parts.push_back(part);
   }
   if ((site_ != nullptr && for_all) || sum_ != DeviceSum::tree) {
-    PooledVector<Tensor> destinations = parts;
-    destinations[0] = destination;
-    backend(destination).all_reduce_devices(parts, destinations, sum_);
+    PooledVector<Tensor> all = parts;
+    all[0] = destination;
+    backend(destination).all_reduce_devices(parts, all, sum_);
     has_gradients_ = site_ != nullptr && for_all;
     return;
   }
-  threads_->run(size(),
-                [&](int share, int) { backend(destination).sum_devices(parts, destination, false, share, size()); });
+  const int shares = threads_->workers();
+  threads_->run(shares, [&](int share, int) {
+    if (places_.subtrees.empty()) return backend(destination).sum_devices(parts, destination, false, share, shares);
+    sum_pieces(parts, destinations, share);
+  });
 }
 
 }  // namespace duet::dp

@@ -1,6 +1,7 @@
 // The second of data parallelism's four steps: every device gets the values of the model.
 #pragma once
 
+#include <algorithm>
 #include <condition_variable>
 #include <cstdint>
 #include <exception>
@@ -10,9 +11,11 @@
 #include <span>
 #include <vector>
 
+#include "dp/device_turns.h"
 #include "lib/backend/backend.h"
 #include "lib/base/function_ref.h"
 #include "lib/base/threads.h"
+#include "lib/blocks.h"
 #include "lib/nn/module.h"
 #include "lib/pool.h"
 
@@ -34,15 +37,23 @@ struct OtherReplicaFailed {
   std::exception_ptr cause;
 };
 
+/// How what the replicas have computed is added up: in order, after which the replicas in `results` hold the sums, one
+/// for the whole batch, or one for each subtree of the blocks that this process owns (lib/blocks.h).
+struct SumOrder {
+  std::vector<Addition> additions;
+  std::vector<int> results{0};
+};
+
 /// A barrier with a sum for the replicas' threads: numbers that the replicas of one forward or backward add up while
 /// they run. Their caller calls begin() before, and each thread end() at its end, so that no replica waits for one that
 /// has ended.
 class ReplicaSums {
  public:
-  explicit ReplicaSums(int replicas);
+  /// `turns`: those of each replica's device, or null where it has the device for itself. They must outlive this.
+  explicit ReplicaSums(std::vector<DeviceTurns*> turns);
   /// Replicas 0 to count - 1 start to run. `others` adds to their sums those of other processes, in the tree of which
-  /// these replicas' are a branch; null: there are none. It must outlive the run.
-  void begin(int count, BatchSums* others);
+  /// these replicas' are branches; null: there are none. `order` and `others` must outlive the run.
+  void begin(int count, const SumOrder& order, BatchSums* others);
   /// What a replica's layers call.
   BatchSums& of(int replica) { return entrances_[static_cast<std::size_t>(replica)]; }
   /// `cause`: of a replica that failed.
@@ -51,18 +62,22 @@ class ReplicaSums {
  private:
   struct Entrance final : BatchSums {
     Entrance(ReplicaSums& all, int number) : sums(all), replica(number) {}
-    void sum(std::span<double> values) override { sums.sum(replica, values, false); }
-    double sum_gradients(std::span<double> values) override { return sums.sum(replica, values, true); }
+    void sum(std::span<double> values, int parts) override { sums.sum(replica, values, parts, false); }
+    double sum_gradients(std::span<double> values, int parts) override {
+      return sums.sum(replica, values, parts, true);
+    }
     ReplicaSums& sums;
     int replica;
   };
   /// Returns what sum_gradients() does.
-  double sum(int replica, std::span<double> values, bool of_gradients);
+  double sum(int replica, std::span<double> values, int parts, bool of_gradients);
   void add_up();
 
   std::mutex mutex_;
   std::condition_variable changed_;
   std::vector<Entrance> entrances_;
+  std::vector<DeviceTurns*> turns_;  // by replica
+  const SumOrder* order_ = nullptr;
   std::vector<std::span<double>> parts_;  // by replica; empty: takes no part
   std::vector<double> result_, scratch_;
   double samples_ = 0;  // what sum_gradients() returns
@@ -73,9 +88,21 @@ class ReplicaSums {
   std::exception_ptr cause_;
 };
 
-/// One context of a module per device, and a long-lived thread for each device but the first, which runs on the
+/// The replicas of a module, and the devices on which they run.
+struct ReplicaPlaces {
+  std::vector<Device> devices{};
+  std::vector<int> device_of{};     // by replica, in ascending order
+  std::vector<Subtree> subtrees{};  // blocks of each replica; empty: each device has one replica, for some rows
+  int blocks = kBlocks;             // in all
+  bool operator==(const ReplicaPlaces&) const = default;
+};
+
+/// One context of a module per replica, and a long-lived thread for each device but the first, which runs on the
 /// calling thread. Replica 0 works on the model's own values and buffers, so what it does to buffers stays; buffers
 /// of the others are copied before every forward and dropped after it, values as Refresh says.
+///
+/// A device that owns several subtrees of the blocks has a replica for each: see lib/blocks.h. Batch norms whose
+/// statistics are those of a device then add them up over its replicas.
 ///
 /// Where the copies on devices that do not share memory persist, this is the update site of the model's store: an
 /// optimizer updates every copy as it updates the values, which saves a copy to every device in the next forward.
@@ -84,15 +111,20 @@ class Replicas final : public std::enable_shared_from_this<Replicas>, private nn
   using Forward = std::function<nn::Value(nn::Context&, const nn::Value&)>;
   /// `forward` is what each replica runs: the module's own forward, perhaps with a loss. Throws UsageError for no
   /// devices or one named twice.
-  Replicas(const nn::Module& module, std::span<const Device> devices, Refresh refresh, DeviceSum sum, Forward forward);
+  Replicas(const nn::Module& module, ReplicaPlaces places, Refresh refresh, DeviceSum sum, Forward forward);
 
-  int size() const { return static_cast<int>(devices_.size()); }
-  std::span<const Device> devices() const { return devices_; }
+  int size() const { return static_cast<int>(places_.device_of.size()); }
+  const ReplicaPlaces& places() const { return places_; }
+  std::span<const Device> devices() const { return places_.devices; }
+  int device_number(int replica) const { return places_.device_of[static_cast<std::size_t>(replica)]; }
+  Device device(int replica) const { return places_.devices[static_cast<std::size_t>(device_number(replica))]; }
   const nn::Module& module() const { return module_; }
   nn::Context& context(int i) { return contexts_[static_cast<std::size_t>(i)]; }
   /// Runs task(i) for every replica, each on its device's thread; one after the other while a step is recorded.
   void run(FunctionRef<void(int i)> task);
-  ReplicaSums& sums() { return sums_; }
+  /// Those of ReplicaSums: before a run of tasks that compute on a batch, and at the end of each of these.
+  void begin_sums(int count, BatchSums* others);
+  void end_sums(int replica, const std::exception_ptr& cause = nullptr);
   nn::Value forward(int i, const nn::Value& input) { return forward_(context(i), input); }
 
   /// Throws NumericError that names the replica whose persistent values are not the model's, bit for bit: they
@@ -109,22 +141,31 @@ class Replicas final : public std::enable_shared_from_this<Replicas>, private nn
   /// Copies of the values that were only recorded, and never replayed, do not count.
   void forget_values() { has_values_ = false; }
 
-  /// Adds up the gradients of all replicas as DeviceSum says, on the model's device: into `destination`, which has the
-  /// flat order of the module's slots. Replicas for which took_part is false count as zero. `for_all`: the destination
-  /// is the model's gradient; persistent replicas get the sum, too.
-  void sum_gradients(std::span<const char> took_part, const Tensor& destination, bool for_all);
+  /// Adds up the gradients of all replicas as DeviceSum says, on the model's device: into destinations[0], which has
+  /// the flat order of the module's slots, and for further subtrees of this process into those after it. Replicas for
+  /// which took_part is false count as zero. `for_all`: the destination is the model's gradient; persistent replicas
+  /// get the sum, too.
+  void sum_gradients(std::span<const char> took_part, std::span<const Tensor> destinations, bool for_all);
+  /// Number of sums.
+  int sum_count() const { return static_cast<int>(order_.results.size()); }
 
  private:
   void make_contexts(const nn::Context& model);
   bool can_persist(const nn::Context& model) const;
+  int first_replica(int device) const {
+    const std::vector<int>& all = places_.device_of;
+    return static_cast<int>(std::ranges::lower_bound(all, device) - all.begin());
+  }
   bool holds_values() const;
   void attach_to_recording();
+  void set_order(const nn::Context& model);
+  void sum_pieces(std::span<const Tensor> parts, std::span<const Tensor> destinations, int share) const;
   void update(nn::OptimizerState& state, Rule rule) override;
   void values_written() override { has_values_ = false; }
   void gradients_written() override { has_gradients_ = false; }
 
   const nn::Module& module_;
-  std::vector<Device> devices_;
+  const ReplicaPlaces places_;
   Refresh refresh_;
   DeviceSum sum_;
   Forward forward_;
@@ -137,7 +178,12 @@ class Replicas final : public std::enable_shared_from_this<Replicas>, private nn
   bool has_values_ = false;                   // whether persistent copies are the values as they are now
   bool has_gradients_ = false;                // whether they have the sum of the gradients
   std::shared_ptr<ThreadPool> threads_;
+  std::vector<std::unique_ptr<DeviceTurns>> turns_;  // by device; null where it has one replica
   ReplicaSums sums_;
+  std::vector<std::unique_ptr<ReplicaSums>> device_sums_;  // likewise: of the replicas of a device
+  std::vector<SumOrder> device_orders_;                    // by device
+  std::vector<Subtree> targets_;                           // of the sums, where replicas have subtrees
+  SumOrder order_;
 };
 
 }  // namespace duet::dp

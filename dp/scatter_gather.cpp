@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <memory>
 #include <numeric>
+#include <ranges>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -107,20 +108,55 @@ struct FirstTensor {
 
 /// One of equal parts of a global batch.
 struct Part {
-  std::int64_t number = 0, parts = 1, global = 0;
+  int number = 0, parts = 0;
 };
 
-/// The one that n rows with this stamp are: a shard of a sampler, or a half or quarter of it; else a batch of their
-/// own.
+/// Whether ranks, and devices of this one, have whole blocks of batches with this stamp.
+bool has_owners(const Rows& stamp) { return stamp.owned || stamp.blocks % stamp.shards == 0; }
+
+/// The part that n rows with this stamp are: a shard of a sampler, or a half or quarter of it, or a subtree of its
+/// blocks; none for other rows.
 Part part_of(const Rows& stamp, std::int64_t n) {
-  for (std::int64_t parts = stamp.shards; n > 0 && stamp.stamped() && parts <= std::max(stamp.shards, kBlocks);
-       parts *= 2) {
-    const std::int64_t number = ((stamp.first + 1) * parts - 1) / stamp.global;  // the last that begins there or before
-    const std::int64_t begin = block_begin(number, stamp.global, parts);
-    if (begin == stamp.first && block_begin(number + 1, stamp.global, parts) == begin + n)
-      return {number, parts, stamp.global};
+  const auto begin = [&](std::int64_t i, int parts) {
+    return has_owners(stamp) ? share_begin(i, parts, stamp.global, stamp.blocks) : block_begin(i, stamp.global, parts);
+  };
+  const auto last_from = [&](int parts) {  // the last that begins at the first row or before
+    const auto numbers = std::views::iota(0, parts);
+    const auto after = std::ranges::upper_bound(numbers, stamp.first, {}, [&](int i) { return begin(i, parts); });
+    return static_cast<int>(after - numbers.begin()) - 1;
+  };
+  if (n == 0 || !stamp.stamped()) return {};
+  for (const int first : {stamp.shards, 1})
+    for (int parts = first; parts <= std::max(stamp.shards, stamp.blocks); parts *= 2) {
+      const int number = last_from(parts);
+      if (begin(number, parts) == stamp.first && begin(number + 1, parts) == stamp.first + n) return {number, parts};
+    }
+  return {};
+}
+
+/// Rows of the whole batch, as many as possible for each device of all parts.
+Cut rows_cut(const Part& part, int k, const Rows& stamp) {
+  Cut cut;
+  const auto begin = [&](int i) { return block_begin(part.number * k + i, stamp.global, part.parts * k); };
+  for (int i = 0; i < k; ++i) {
+    cut.sizes.push_back(begin(i + 1) - begin(i));
+    cut.devices.push_back(i);
   }
-  return {.global = n};
+  return cut;
+}
+
+/// Of the blocks' owners from number `first` on.
+Cut owners_cut(int first, int k, int owners, const Rows& stamp) {
+  Cut cut;
+  for (int i = 0; i < k; ++i)
+    for (const Subtree& subtree : subtrees_of(first + i, owners, stamp.blocks)) {
+      cut.sizes.push_back(block_begin(subtree.end(), stamp.global, stamp.blocks) -
+                          block_begin(subtree.first, stamp.global, stamp.blocks));
+      cut.devices.push_back(i);
+      cut.subtrees.push_back(subtree);
+    }
+  if (stamp.blocks % owners == 0) cut.subtrees.clear();  // one for each device, added up as devices are
+  return cut;
 }
 
 /// Checks that all tensors have one size of `dim`.
@@ -141,18 +177,25 @@ void find_size(const nn::Value& value, int dim, const std::string& path, FirstTe
 
 }  // namespace
 
-PooledVector<std::int64_t> piece_sizes(std::int64_t n, int k, Split split, const Rows& stamp) {
+Cut even_cut(std::int64_t n, int k) { return rows_cut({.number = 0, .parts = 1}, k, {.global = n}); }
+
+Cut cut_rows(std::int64_t n, int k, Split split, const Rows& stamp) {
   require<UsageError>(n >= 0 && k >= 1, "cannot cut ", n, " rows into ", k, " pieces");
-  PooledVector<std::int64_t> sizes;
-  if (split == Split::blocked || n == 0) {
+  if (split == Split::blocked) {
     const Part part = part_of(stamp, n);
-    const auto begin = [&](std::int64_t i) { return block_begin(part.number * k + i, part.global, part.parts * k); };
-    for (int i = 0; i < k; ++i) sizes.push_back(begin(i + 1) - begin(i));
-    return sizes;
+    const int owners = part.parts * k;
+    if (part.parts > 0 && owners <= stamp.blocks && has_owners(stamp))
+      return owners_cut(part.number * k, k, owners, stamp);
+    return part.parts > 0 && !stamp.owned ? rows_cut(part, k, stamp) : even_cut(n, k);
   }
+  if (n == 0) return even_cut(n, k);
+  Cut cut;
   const std::int64_t size = (n + k - 1) / k;
-  for (std::int64_t begin = 0; begin < n; begin += size) sizes.push_back(std::min(size, n - begin));
-  return sizes;
+  for (std::int64_t begin = 0; begin < n; begin += size) {
+    cut.devices.push_back(static_cast<int>(cut.sizes.size()));
+    cut.sizes.push_back(std::min(size, n - begin));
+  }
+  return cut;
 }
 
 PooledVector<Variable> scatter(const Variable& whole, std::span<const Device> devices,
@@ -207,16 +250,25 @@ Variable gather(std::span<const Variable> pieces, Device device, int dim) {
   return Variable(whole, std::move(node));
 }
 
-PooledVector<nn::Value> scatter(const nn::Value& value, std::span<const Device> devices, int dim, Split split) {
+Cut cut_of(const nn::Value& value, int devices, int dim, Split split) {
   FirstTensor found;
   find_size(value, dim, "input", found);
-  if (found.size < 0) return PooledVector<nn::Value>(devices.size(), value);
-  const PooledVector<std::int64_t> sizes =
-      piece_sizes(found.size, static_cast<int>(devices.size()), split, found.stamp);
+  if (found.size < 0) return even_cut(0, devices);
+  return cut_rows(found.size, devices, split, found.stamp);
+}
+
+PooledVector<nn::Value> scatter(const nn::Value& value, std::span<const Device> devices, int dim, Split split) {
+  return scatter(value, devices, cut_of(value, static_cast<int>(devices.size()), dim, split), dim);
+}
+
+PooledVector<nn::Value> scatter(const nn::Value& value, std::span<const Device> devices, const Cut& cut, int dim) {
+  PooledVector<Device> places;
+  for (const int device : cut.devices) places.push_back(devices[static_cast<std::size_t>(device)]);
   PooledVector<PooledVector<Variable>> pieces;
-  nn::for_each_tensor(value, [&](const Variable& x) { pieces.push_back(scatter(x, devices, sizes, dim)); });
+  nn::for_each_tensor(value, [&](const Variable& x) { pieces.push_back(scatter(x, places, cut.sizes, dim)); });
+  if (pieces.empty()) return PooledVector<nn::Value>(places.size(), value);
   PooledVector<nn::Value> values;
-  for (std::size_t i = 0; i < sizes.size(); ++i) {
+  for (std::size_t i = 0; i < places.size(); ++i) {
     std::size_t next = 0;
     values.push_back(nn::map_tensors(value, [&](const Variable&) { return pieces[next++][i]; }));
   }

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <span>
 
+#include "lib/blocks.h"
 #include "lib/nn/value.h"
 #include "lib/pool.h"
 #include "lib/tensor.h"
@@ -17,11 +18,19 @@ enum class Split {
   blocked,  // whole blocks of the global batch, where there are enough for so many ranks and devices
 };
 
-/// Sizes of the pieces of n rows on k devices. Blocked pieces may be empty; chunks are not, but for n = 0. Piece i of a
-/// blocked split of a whole batch reaches from floor(i n / k) to floor((i + 1) n / k). Of a rank's shard, or another
-/// power of 2 of equal parts that a batch is cut into, the pieces are those of a cut of the whole batch for
-/// all parts' devices, as the `stamp` of the rows says; other rows are cut as a batch of their own.
-PooledVector<std::int64_t> piece_sizes(std::int64_t n, int k, Split split, const Rows& stamp = {});
+/// A batch that is cut for devices.
+struct Cut {
+  PooledVector<std::int64_t> sizes{};  // rows of each piece
+  PooledVector<int> devices{};         // number of each piece's device, ascending
+  PooledVector<Subtree> subtrees{};    // blocks of each piece; empty: each device has one piece
+};
+
+/// Cuts n rows for k devices. Blocked pieces may be empty; chunks are not, but for n = 0, and may be fewer than k.
+/// Of a rank's shard, or another power of 2 of equal parts that a batch is cut into, a blocked split is that of the
+/// whole batch for all parts' devices, as the `stamp` of the rows says: see Note [Owners] in lib/blocks.h. A device has
+/// a piece for each of its subtrees. Other rows, and those of more devices than blocks, are cut evenly: piece i of n
+/// rows reaches from floor(i n / k) to floor((i + 1) n / k).
+Cut cut_rows(std::int64_t n, int k, Split split, const Rows& stamp = {});
 
 /// Cuts x along `dim` into pieces of these sizes, the i-th on devices[i]; a stamp is narrowed. Pieces of dimension 0 on
 /// devices that share memory are views. The gradient of the pieces is gathered. Throws ShapeError unless the sizes are
@@ -34,6 +43,12 @@ PooledVector<Variable> scatter(const Variable& x, std::span<const Device> device
 /// disagree. A value without tensors gives one piece per device.
 PooledVector<nn::Value> scatter(const nn::Value& value, std::span<const Device> devices, int dim = 0,
                                 Split split = Split::chunk);
+/// Likewise for a cut of the value.
+PooledVector<nn::Value> scatter(const nn::Value& value, std::span<const Device> devices, const Cut& cut, int dim = 0);
+/// n rows for k devices, as many each as possible.
+Cut even_cut(std::int64_t n, int k);
+/// Cuts the rows of a value, or of another dimension. Throws as scatter().
+Cut cut_of(const nn::Value& value, int devices, int dim = 0, Split split = Split::chunk);
 
 /// Joins pieces along `dim` on `device`; scalars become a vector. The gradient is scattered to the pieces. Throws
 /// ShapeError that shows both sizes when pieces do not fit.

@@ -15,6 +15,7 @@
 #include <string_view>
 #include <vector>
 
+#include "lib/blocks.h"
 #include "lib/device.h"
 #include "lib/error.h"
 #include "lib/half.h"
@@ -54,9 +55,6 @@ class Shape {
 
 std::ostream& operator<<(std::ostream& out, const Shape& shape);
 
-/// Number of blocks into which every global batch is divided for sums over samples.
-inline constexpr int kBlocks = 8;
-
 /// Rows [first, first + n) of the global batch number `step`, which has `global` rows in all, where n is the tensor's
 /// own first dimension. The loader stamps each batch, scatter and row slices narrow the stamp, operators pass it on:
 /// so that dropout uses the rows' numbers and sums over samples their blocks, on any device.
@@ -65,6 +63,8 @@ struct Rows {
   std::int64_t first = 0;
   std::int64_t global = 0;  // 0: not stamped; the tensor is its own global batch
   int shards = 1;           // ranks among which a sampler divided the global batch
+  int blocks = kBlocks;     // of the global batch: see lib/blocks.h
+  bool owned = false;       // each rank has whole blocks: see Note [Owners] there
   /// Hash of the order of samples from which the batch was cut, and of the data set, for comparison between ranks; 0:
   /// unknown. Where shards is 1, one rank's part of an order, which no other rank has. Equality leaves it out.
   std::uint64_t order = 0;
@@ -74,15 +74,10 @@ struct Rows {
 
   bool stamped() const { return global > 0; }
   bool operator==(const Rows& other) const {
-    return step == other.step && first == other.first && global == other.global && shards == other.shards;
+    return step == other.step && first == other.first && global == other.global && shards == other.shards &&
+           blocks == other.blocks;
   }
 };
-
-/// Block i of a batch of `global` rows is [block_begin(i, global), block_begin(i + 1, global)).
-/// Each of `parts` devices gets its rows by this rule with `parts` in place of kBlocks.
-inline std::int64_t block_begin(std::int64_t i, std::int64_t global, std::int64_t parts = kBlocks) {
-  return i * global / parts;
-}
 
 /// f16 and bf16 are sent, reduced over ranks and stored; operators refuse them (ShapeError).
 enum class DType { f32, f64, i32, i64, u8, f16, bf16 };

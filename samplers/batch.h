@@ -57,16 +57,26 @@ struct BlockedOptions {
   bool drop_last = false;         // leave the last global batch out if it is not full
   int world_size = 1;
   int rank = 0;
+  /// Blocks of a global batch, 8, 16 or 32: runs that are to end with the same bits have the same number. With more of
+  /// them 3, 5, 6 or 7 ranks share the work more evenly, and more than 8 end with the same bits, too.
+  int blocks = kBlocks;
+  /// Ranks have whole blocks, so that any number of them ends with the same bits; else as many rows each as possible,
+  /// for devices whose sums have no order, GPUs. The same on all ranks.
+  bool whole_blocks = true;
 };
 
-/// Every rank holds the order of the *whole* set, and reads rows floor(rank N / W) to floor((rank + 1) N / W) of every
-/// global batch of N rows: one process and any number of ranks walk the same global batches, and every row is read
-/// once. A rank's part of a small batch may be empty.
+/// Every rank holds the order of the *whole* set, and reads its share of every global batch of N rows: the blocks that
+/// it owns (lib/blocks.h, Note [Owners]), or rows floor(rank N / W) to floor((rank + 1) N / W) where there are more
+/// ranks than blocks. One process and any number of ranks walk the same global batches, and every row is read once. A
+/// rank's part of a small batch may be empty. Throws UsageError for another number of blocks.
 class BlockedBatches : public StepSampler {
  public:
-  BlockedBatches(std::unique_ptr<data::Sampler> whole_order, const BlockedOptions& o)
-      : StepSampler(std::move(whole_order), {o.global_batch, o.drop_last, o.world_size, o.rank}, true) {}
+  BlockedBatches(std::unique_ptr<data::Sampler> whole_order, const BlockedOptions& options);
   data::StepIndices step(std::int64_t step) const override;
+
+ private:
+  int blocks_;
+  bool owned_;
 };
 
 }  // namespace duet::samplers

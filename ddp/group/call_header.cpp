@@ -42,6 +42,7 @@ CallHeader header_of(const Call& call, std::uint64_t sequence) {
   header.op = static_cast<std::uint8_t>(call.op);
   header.dtype = static_cast<std::uint8_t>(common.dtype);
   header.reduce = static_cast<std::uint8_t>(call.reduce);
+  header.blocks = static_cast<std::uint8_t>(call.parts.blocks);
   header.batch = call.batch;
   return header;
 }
@@ -69,8 +70,9 @@ std::string describe(Collective op, std::int64_t count, DType dtype, ReduceOp re
 
 std::string describe(const CallHeader& header) {
   const auto op = static_cast<Collective>(header.op);
-  const std::string text =
+  std::string text =
       describe(op, header.count, static_cast<DType>(header.dtype), static_cast<ReduceOp>(header.reduce), header.root);
+  if (header.blocks != 0) text += concat(" over ", int{header.blocks}, " blocks");
   return header.batch.whole != 0 ? concat(text, " with ", describe(header.batch)) : text;
 }
 
@@ -84,7 +86,8 @@ std::string describe(const BatchMark& batch) {
 }
 
 std::uint64_t tag_of(const CallHeader& header, int phase) {
-  return hash(&header, offsetof(CallHeader, batch), 0xcbf29ce484222325 + static_cast<std::uint64_t>(phase));
+  // A start that differed in its low bits only would give some sequences' tags to other phases of others.
+  return hash(&header, offsetof(CallHeader, batch), hash(&phase, sizeof phase, 0xcbf29ce484222325));
 }
 
 std::uint64_t header_tag(const CallHeader& header) {

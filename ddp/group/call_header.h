@@ -20,7 +20,8 @@ struct CallHeader {
   std::uint8_t op = 0;
   std::uint8_t dtype = 0;
   std::uint8_t reduce = 0;
-  std::uint8_t padding[5] = {};
+  std::uint8_t blocks = 0;  // of TreeParts
+  std::uint8_t padding[4] = {};
   BatchMark batch{};
 
   bool operator==(const CallHeader&) const = default;

@@ -138,6 +138,19 @@ void check_all_to_all(const Call& call, int size) {
   check_apart(call, call.in, call.out);
 }
 
+void check_parts(const Call& call, int rank, int size, bool takes_parts) {
+  const int blocks = call.parts.blocks;
+  require<UsageError>(is_block_count(blocks) && size <= blocks, "all_reduce by a tree of ", blocks, " blocks among ",
+                      size, " ranks: expected 8, 16 or 32, and no more ranks");
+  require<UsageError>(takes_parts && call.in.device.kind == DeviceKind::cpu,
+                      "all_reduce by a tree of blocks is for buffers in the host's memory, and not for NCCL");
+  const auto more = subtrees_of(rank, size, blocks).size() - 1;
+  for (std::size_t i = 0; i < call.parts.more.size(); ++i)
+    require<UsageError>(call.in.count == 0 || (call.parts.more[i] != nullptr) == (i < more), "all_reduce: rank ", rank,
+                        " of ", size, " has ", more, " further parts of ", blocks, " blocks; part ", i + 1, " is at ",
+                        call.parts.more[i]);
+}
+
 }  // namespace
 
 // Calls of other ranks and records may hold any number.
@@ -197,6 +210,7 @@ Work ProcessGroup::checked(const Call& call) {
     check_pieces(call, call.in, call.out, size_);
   if (call.op == Collective::reduce_scatter) check_reduce_scatter(call, rank_);
   if (call.op == Collective::all_to_all) check_all_to_all(call, size_);
+  if (call.parts.blocks != 0) check_parts(call, rank_, size_, takes_parts());
   const auto direct = [this](const Buffer& buffer) { return buffer.count == 0 || takes(buffer.device.kind); };
   Call marked = call;
   if (call.op != Collective::send && call.op != Collective::recv) marked.batch = std::exchange(batch_, {});

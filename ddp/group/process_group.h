@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "ddp/group/flight_recorder.h"
+#include "ddp/group/tree_parts.h"
 #include "ddp/store/store.h"
 #include "lib/monotonic.h"
 #include "lib/tensor.h"
@@ -177,7 +178,15 @@ struct Call {
   int tag = 0;   // message tag, for send and recv
   BatchMark batch{};
   CallMark mark{};
+  TreeParts parts{};  // of all_reduce
 };
+
+/// The buffer of a rank's part number `part`: see TreeParts.
+inline Buffer part_of(const Call& call, int part) {
+  Buffer buffer = call.in;
+  if (part > 0) buffer.data = call.parts.more[static_cast<std::size_t>(part - 1)];
+  return buffer;
+}
 
 /// The buffer that is equally long on all ranks and has elements on all.
 inline const Buffer& common_buffer(const Call& call) {
@@ -237,6 +246,12 @@ class ProcessGroup {
   [[nodiscard]] Work all_reduce(const Buffer& buffer, ReduceOp op = ReduceOp::sum) {
     return checked({.op = Collective::all_reduce, .in = buffer, .reduce = op});
   }
+  /// Replaces every rank's buffer by the sum of all parts of all ranks, by the tree over the blocks. All buffers are in
+  /// the host's memory; those of further parts are overwritten. UsageError where takes_parts() is false.
+  [[nodiscard]] Work all_reduce(const Buffer& buffer, const TreeParts& parts) {
+    return checked({.op = Collective::all_reduce, .in = buffer, .parts = parts});
+  }
+  bool takes_parts() const { return takes(DeviceKind::cpu); }
   /// Replaces the root's buffer by the reduction of all ranks'; the other buffers stay as they are.
   [[nodiscard]] Work reduce(const Buffer& buffer, int root, ReduceOp op = ReduceOp::sum) {
     return checked({.op = Collective::reduce, .in = buffer, .reduce = op, .root = root});

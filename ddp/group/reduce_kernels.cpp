@@ -4,6 +4,7 @@
 #include <bit>
 #include <limits>
 #include <type_traits>
+#include <vector>
 
 #include "lib/error.h"
 
@@ -41,9 +42,13 @@ void divide(T* sum, std::int64_t count, std::size_t parts) {
 }
 
 template <class T>
-void reduce_block(std::span<void* const> parts, std::int64_t begin, std::int64_t count, ReduceOp op) {
+void reduce_block(std::span<void* const> parts, std::int64_t begin, std::int64_t count, ReduceOp op,
+                  std::span<const Addition> order) {
   const auto part = [&](std::size_t i) { return static_cast<T*>(parts[i]) + begin; };
-  if (std::has_single_bit(parts.size())) {
+  if (!order.empty()) {
+    for (const auto& [to, from] : order)
+      combine(part(static_cast<std::size_t>(to)), part(static_cast<std::size_t>(from)), count, op);
+  } else if (std::has_single_bit(parts.size())) {
     for (std::size_t step = 1; step < parts.size(); step *= 2) {
       for (std::size_t i = 0; i < parts.size(); i += 2 * step) combine(part(i), part(i + step), count, op);
     }
@@ -56,9 +61,9 @@ void reduce_block(std::span<void* const> parts, std::int64_t begin, std::int64_t
 }
 
 template <class T>
-void reduce_all(std::span<void* const> parts, std::int64_t count, ReduceOp op) {
+void reduce_all(std::span<void* const> parts, std::int64_t count, ReduceOp op, std::span<const Addition> order) {
   for (std::int64_t begin = 0; begin < count; begin += kBlock)
-    reduce_block<T>(parts, begin, std::min(kBlock, count - begin), op);
+    reduce_block<T>(parts, begin, std::min(kBlock, count - begin), op, order);
 }
 
 constexpr std::int64_t kHalfBlock = 256;  // elements of the same in single precision
@@ -93,21 +98,33 @@ void reduce_all_wide(std::span<void* const> parts, std::int64_t count, ReduceOp 
 }
 
 template <class Half>
-void reduce_and_round(std::span<void* const> parts, std::int64_t count, ReduceOp op) {
-  reduce_all_wide<Half>(parts, count, op, static_cast<Half*>(parts[0]));
+void reduce_and_round(std::span<void* const> parts, std::int64_t count, ReduceOp op, std::span<const Addition> order) {
+  auto* const to = static_cast<Half*>(parts[0]);
+  if (order.empty()) return reduce_all_wide<Half>(parts, count, op, to);
+  std::vector<float> wide(parts.size() * kHalfBlock);
+  const auto row = [&](std::size_t i) { return wide.data() + i * kHalfBlock; };
+  for (std::int64_t begin = 0; begin < count; begin += kHalfBlock) {
+    const std::int64_t some = std::min(kHalfBlock, count - begin);
+    for (std::size_t i = 0; i < parts.size(); ++i)
+      std::copy_n(static_cast<const Half*>(parts[i]) + begin, some, row(i));
+    for (const auto& [sum, part] : order)
+      combine(row(static_cast<std::size_t>(sum)), row(static_cast<std::size_t>(part)), some, op);
+    std::transform(row(0), row(0) + some, to + begin, [](float x) { return static_cast<Half>(x); });
+  }
 }
 
 }  // namespace
 
-void reduce_parts(std::span<void* const> parts, std::int64_t count, DType dtype, ReduceOp op) {
+void reduce_parts(std::span<void* const> parts, std::int64_t count, DType dtype, ReduceOp op,
+                  std::span<const Addition> order) {
   switch (dtype) {
-    case DType::f32: return reduce_all<float>(parts, count, op);
-    case DType::f64: return reduce_all<double>(parts, count, op);
-    case DType::i32: return reduce_all<std::int32_t>(parts, count, op);
-    case DType::i64: return reduce_all<std::int64_t>(parts, count, op);
-    case DType::u8: return reduce_all<std::uint8_t>(parts, count, op);
-    case DType::f16: return reduce_and_round<Float16>(parts, count, op);
-    case DType::bf16: return reduce_and_round<BFloat16>(parts, count, op);
+    case DType::f32: return reduce_all<float>(parts, count, op, order);
+    case DType::f64: return reduce_all<double>(parts, count, op, order);
+    case DType::i32: return reduce_all<std::int32_t>(parts, count, op, order);
+    case DType::i64: return reduce_all<std::int64_t>(parts, count, op, order);
+    case DType::u8: return reduce_all<std::uint8_t>(parts, count, op, order);
+    case DType::f16: return reduce_and_round<Float16>(parts, count, op, order);
+    case DType::bf16: return reduce_and_round<BFloat16>(parts, count, op, order);
   }
 }
 

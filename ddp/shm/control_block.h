@@ -5,6 +5,7 @@
 // used in turn: when a rank reuses a half, all ranks have posted once in between, and have read what it held.
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
@@ -48,7 +49,9 @@ class ByteRing {
 /// What a rank shows the others of the collective it is in.
 struct PostedCall {
   CallHeader header;
-  std::uint64_t shared_at = 0;  // 1 + the buffer's offset in the rank's shared memory; 0: it is not there
+  /// 1 + the offset in the rank's shared memory of the buffer, and of those of its further parts; all 0: one is not
+  /// there.
+  std::array<std::uint64_t, kMostSubtrees> shared_at{};
 };
 
 /// One rank's view. Posting is for one thread at a time; any thread may wait, ring and close.

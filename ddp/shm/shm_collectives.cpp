@@ -21,10 +21,11 @@ bool spreads(Collective op) {
 }  // namespace
 
 ShmCollectives::Pass ShmCollectives::pass_at(const Call& call, std::int64_t begin) const {
-  // The pieces of all ranks are staged side by side.
-  const std::size_t room = ControlBlock::kHalfBytes / (spreads(call.op) ? static_cast<std::size_t>(size_) : 1);
-  const auto most = static_cast<std::int64_t>(room / size_of(call.in.dtype));
-  return {begin, std::min(most, piece_count(call) - begin)};
+  // The pieces for all ranks are staged side by side, and so are a rank's parts.
+  const int most = spreads(call.op) ? size_ : order_.most_parts();
+  const std::size_t room = ControlBlock::kHalfBytes / static_cast<std::size_t>(most);
+  const auto elements = static_cast<std::int64_t>(room / size_of(call.in.dtype));
+  return {begin, std::min(elements, piece_count(call) - begin)};
 }
 
 std::int64_t ShmCollectives::piece_count(const Call& call) const {
@@ -75,10 +76,18 @@ std::unique_ptr<Engine> ShmCollectives::connect_subset(const Subset& subset) con
 }
 
 void ShmCollectives::begin(const Call& call, std::uint64_t sequence) {
+  order_.set(size_, call.parts.blocks);
   PostedCall& posted_call = block_.posted_call(rank_, sequence);
   posted_call.header = header_of(call, sequence);
-  posted_call.shared_at = call.op == Collective::all_reduce ? place_of(call.in) : 0;
-  if (posted_call.shared_at == 0) stage(call, pass_at(call, 0));
+  auto& places = posted_call.shared_at;
+  places = {};
+  bool shared = call.op == Collective::all_reduce;
+  for (int i = 0; i < order_.parts_of(rank_) && shared; ++i)
+    shared = (places[static_cast<std::size_t>(i)] = place_of(part_of(call, i))) != 0;
+  if (!shared) {
+    places = {};
+    stage(call, pass_at(call, 0));
+  }
   block_.post();
 }
 
@@ -96,12 +105,12 @@ void ShmCollectives::finish(const Call& call, std::uint64_t sequence, Clock::tim
     reduce_shared(call, sequence);
     return meet();
   } else if (shared > 0) {  // some have staged nothing yet
-    if (block_.posted_call(rank_, sequence).shared_at != 0) stage(call, pass);
+    if (block_.posted_call(rank_, sequence).shared_at[0] != 0) stage(call, pass);
     meet();
   }
   for (;;) {
     if (reduces) {
-      reduce_shard(call, pass.count);
+      reduce_shard(call, pass);
       meet();
     }
     read(call, pass);
@@ -126,7 +135,7 @@ void ShmCollectives::check_posted_calls(const Call& call, std::uint64_t sequence
 
 int ShmCollectives::shared_count(std::uint64_t sequence) {
   int count = 0;
-  for (int peer = 0; peer < size_; ++peer) count += block_.posted_call(peer, sequence).shared_at != 0;
+  for (int peer = 0; peer < size_; ++peer) count += block_.posted_call(peer, sequence).shared_at[0] != 0;
   return count;
 }
 
@@ -138,6 +147,8 @@ void ShmCollectives::stage(const Call& call, Pass pass) {
   for (int piece = 0; piece < (spreads(call.op) ? size_ : 1); ++piece)
     copy_bytes(to + static_cast<std::size_t>(piece) * bytes, at(call.in, piece * piece_count(call) + pass.begin),
                bytes);
+  for (int part = 1; part < order_.parts_of(rank_); ++part)
+    copy_bytes(to + static_cast<std::size_t>(part) * bytes, at(part_of(call, part), pass.begin), bytes);
 }
 
 void ShmCollectives::read(const Call& call, Pass pass) {
@@ -155,10 +166,10 @@ void ShmCollectives::read(const Call& call, Pass pass) {
       }
       return;
     case Collective::reduce:
-      if (on_root) copy_bytes(at(call.in, pass.begin), reduce_staged(call, 0, pass.count), bytes);
+      if (on_root) copy_bytes(at(call.in, pass.begin), reduce_staged(call, pass, 0, pass.count), bytes);
       return;
     case Collective::reduce_scatter:
-      return copy_bytes(at(call.out, pass.begin), reduce_staged(call, offset, pass.count), bytes);
+      return copy_bytes(at(call.out, pass.begin), reduce_staged(call, pass, offset, pass.count), bytes);
     case Collective::broadcast:
       if (!on_root) copy_bytes(at(call.in, pass.begin), block_.staging(call.root), bytes);
       return;
@@ -178,17 +189,20 @@ void ShmCollectives::read(const Call& call, Pass pass) {
 }
 
 /// Reduces this rank's shard of the staged elements in place: no other rank reads or writes it before the next post.
-void ShmCollectives::reduce_shard(const Call& call, std::int64_t count) {
-  const Pass shard = shard_of(count, rank_);
+void ShmCollectives::reduce_shard(const Call& call, Pass pass) {
+  const Pass shard = shard_of(pass.count, rank_);
   const std::size_t offset = static_cast<std::size_t>(shard.begin) * size_of(call.in.dtype);
-  copy_bytes(block_.staging(rank_) + offset, reduce_staged(call, offset, shard.count),
+  copy_bytes(block_.staging(rank_) + offset, reduce_staged(call, pass, offset, shard.count),
              static_cast<std::size_t>(shard.count) * size_of(call.in.dtype));
 }
 
-const void* ShmCollectives::reduce_staged(const Call& call, std::size_t offset, std::int64_t count) {
+const void* ShmCollectives::reduce_staged(const Call& call, Pass pass, std::size_t offset, std::int64_t count) {
+  const std::size_t bytes = static_cast<std::size_t>(pass.count) * size_of(call.in.dtype);
   parts_.clear();
-  for (int peer = 0; peer < size_; ++peer) parts_.push_back(block_.staging(peer) + offset);
-  reduce_parts(parts_, count, call.in.dtype, call.reduce);
+  for (int peer = 0; peer < size_; ++peer)
+    for (int part = 0; part < order_.parts_of(peer); ++part)
+      parts_.push_back(block_.staging(peer) + static_cast<std::size_t>(part) * bytes + offset);
+  reduce_parts(parts_, count, call.in.dtype, call.reduce, order_.additions());
   return parts_[0];
 }
 
@@ -199,13 +213,15 @@ void ShmCollectives::reduce_shared(const Call& call, std::uint64_t sequence) {
   for (std::int64_t done = 0; done < shard.count; done += kCached) {
     const std::int64_t count = std::min(kCached, shard.count - done);
     parts_.clear();
-    for (int peer = 0; peer < size_; ++peer) {
-      std::byte* const buffer = at_place(peer, block_.posted_call(peer, sequence).shared_at, call.in);
-      parts_.push_back(buffer + static_cast<std::size_t>(shard.begin + done) * size);
-    }
-    reduce_parts(parts_, count, call.in.dtype, call.reduce);
-    for (std::size_t peer = 1; peer < parts_.size(); ++peer)
-      copy_bytes(parts_[peer], parts_[0], static_cast<std::size_t>(count) * size);
+    for (int peer = 0; peer < size_; ++peer)
+      for (int part = 0; part < order_.parts_of(peer); ++part) {
+        std::uint64_t& place = block_.posted_call(peer, sequence).shared_at[static_cast<std::size_t>(part)];
+        parts_.push_back(at_place(peer, place, call.in) + static_cast<std::size_t>(shard.begin + done) * size);
+      }
+    reduce_parts(parts_, count, call.in.dtype, call.reduce, order_.additions());
+    for (int peer = 1; peer < size_; ++peer)
+      copy_bytes(parts_[static_cast<std::size_t>(order_.first(peer))], parts_[0],
+                 static_cast<std::size_t>(count) * size);
   }
 }
 

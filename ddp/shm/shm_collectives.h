@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "ddp/group/call_header.h"
+#include "ddp/group/tree_parts.h"
 #include "ddp/shm/control_block.h"
 #include "ddp/shm/shm_transport.h"
 #include "ddp/store/store.h"
@@ -67,9 +68,10 @@ class ShmCollectives final : public Engine {
   std::byte* at_place(int rank, std::uint64_t& place, const Buffer& own) const;
 
   std::int64_t piece_count(const Call& call) const;
-  /// Reduces what the ranks have staged from byte `offset` on; returns where it lies. No other rank may read there.
-  const void* reduce_staged(const Call& call, std::size_t offset, std::int64_t count);
-  void reduce_shard(const Call& call, std::int64_t count);
+  /// Reduces `count` elements of what the ranks have staged in a pass from byte `offset` of each part on; returns where
+  /// they lie. No other rank may read there.
+  const void* reduce_staged(const Call& call, Pass pass, std::size_t offset, std::int64_t count);
+  void reduce_shard(const Call& call, Pass pass);
   void reduce_shared(const Call& call, std::uint64_t sequence);
   /// The part of `count` elements that a rank reduces.
   Pass shard_of(std::int64_t count, int rank) const;
@@ -82,6 +84,7 @@ class ShmCollectives final : public Engine {
   const bool spins_;
   std::vector<SharedArena> arenas_;
   std::vector<void*> parts_;
+  TreeOrder order_;  // of the current call
 };
 
 }  // namespace duet::ddp

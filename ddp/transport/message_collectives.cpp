@@ -25,6 +25,7 @@ namespace {
 // Below this size every rank sends all of its elements to all others: one trip instead of two.
 constexpr std::size_t kSmallBytes = 32 << 10;
 constexpr std::int64_t kChunkAlignment = 16;  // elements; whole cache lines
+constexpr int kFirstSubtree = 16;             // phase of the messages with a rank's first part, if it has several
 constexpr Milliseconds kDrainTime{10'000};    // longest drain of a rank that finds a disagreement
 
 /// Whether a reduction of reductions is that of all parts, bit for bit. An average divides once, f16 and bf16 are
@@ -53,6 +54,11 @@ class MessageCollectives final : public Engine {
 
   void all_reduce(const Call& call);
   void all_reduce_by_hosts(const Call& call);
+  /// For ranks that own several subtrees of the blocks.
+  void all_reduce_parts(const Call& call);
+  /// Receives `chunk` of all parts of the other ranks, and points parts_ at all of them in order.
+  void receive_subtrees(const Call& call, Chunk chunk);
+  void send_subtrees(const Call& call, Chunk chunk, int peer);
   void reduce(const Call& call);
   void reduce_scatter(const Call& call);
   /// The collectives that reduce nothing.
@@ -88,6 +94,7 @@ class MessageCollectives final : public Engine {
   std::vector<Transport::Request> header_requests_, requests_;
   std::vector<std::byte> staging_;
   std::vector<void*> parts_;
+  TreeOrder order_;  // of the current call
 };
 
 MessageCollectives::MessageCollectives(std::unique_ptr<Transport> transport) : transport_(std::move(transport)) {
@@ -99,6 +106,7 @@ MessageCollectives::MessageCollectives(std::unique_ptr<Transport> transport) : t
 void MessageCollectives::finish(const Call& call, std::uint64_t sequence, Clock::time_point deadline, bool) {
   deadline_ = deadline;
   header_ = header_of(call, sequence);
+  order_.set(transport_->size(), call.parts.blocks);
   header_requests_.clear();
   requests_.clear();
   exchange_headers();
@@ -248,7 +256,7 @@ void MessageCollectives::share_pieces(const Buffer& buffer, Chunk whole, Chunk o
 
 void MessageCollectives::reduce_received(const Call& call, std::byte* own, std::int64_t count) {
   finish_messages();
-  reduce_parts(parts_, count, call.in.dtype, call.reduce);
+  reduce_parts(parts_, count, call.in.dtype, call.reduce, order_.additions());
   copy_bytes(own, parts_[0], static_cast<std::size_t>(count) * size_of(call.in.dtype));
 }
 
@@ -256,6 +264,7 @@ void MessageCollectives::reduce_received(const Call& call, std::byte* own, std::
 // the one order that reduce_parts() defines, and sends the result to all. So every element is reduced once, and is the
 // same bits on every rank; a rank sends and receives 2 (P-1)/P of the buffer, as a ring does, in 2 steps, not 2 (P-1).
 void MessageCollectives::all_reduce(const Call& call) {
+  if (call.parts.blocks != 0) return all_reduce_parts(call);
   const Buffer& buffer = call.in;
   const bool small = buffer.bytes() <= kSmallBytes;
   if (!small && ranks_per_host_ > 0 && reduces_in_parts(call)) return all_reduce_by_hosts(call);
@@ -271,6 +280,40 @@ void MessageCollectives::all_reduce(const Call& call) {
   send_pieces(buffer, whole, 0, all_ranks_);
   reduce_received(call, at(buffer, own.begin), own.count);
   share_pieces(buffer, whole, own, 1, all_ranks_);
+}
+
+void MessageCollectives::receive_subtrees(const Call& call, Chunk chunk) {
+  const int self = transport_->rank();
+  const std::size_t bytes = bytes_of(call.in, chunk);
+  const auto others = static_cast<std::size_t>(order_.parts() - order_.parts_of(self));
+  if (staging_.size() < bytes * others) staging_.resize(bytes * others);
+  parts_.clear();
+  std::byte* next = staging_.data();
+  for (const int peer : all_ranks_)
+    for (int part = 0; part < order_.parts_of(peer); ++part) {
+      parts_.push_back(peer == self ? at(part_of(call, part), chunk.begin) : next);
+      if (peer == self) continue;
+      receive(peer, kFirstSubtree + part, next, bytes);
+      next += bytes;
+    }
+}
+
+void MessageCollectives::send_subtrees(const Call& call, Chunk chunk, int peer) {
+  for (int part = 0; part < order_.parts_of(transport_->rank()); ++part)
+    send(peer, kFirstSubtree + part, at(part_of(call, part), chunk.begin), bytes_of(call.in, chunk));
+}
+
+/// See Note [Sharded all_reduce].
+void MessageCollectives::all_reduce_parts(const Call& call) {
+  const int self = transport_->rank(), size = transport_->size();
+  const Chunk whole{0, call.in.count};
+  const bool small = call.in.bytes() <= kSmallBytes;
+  const Chunk own = small ? whole : piece_of(whole, size, self);
+  receive_subtrees(call, own);
+  for (const int peer : all_ranks_)
+    if (peer != self) send_subtrees(call, small ? whole : piece_of(whole, size, peer), peer);
+  reduce_received(call, at(call.in, own.begin), own.count);
+  if (!small) share_pieces(call.in, whole, own, 1, all_ranks_);
 }
 
 // Note [all_reduce by hosts]: the ranks of a host reduce first, each one piece of the buffer. Then the ranks with the

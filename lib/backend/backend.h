@@ -8,11 +8,6 @@
 // asked of both before it, and everything asked of either later is ordered after the copy; the host does not wait. A
 // copy to the host is done when it returns. A copy from the host may be under way, but the host memory may be used
 // again. On CPU everything is simply done when the call returns.
-//
-// Note [Sums over samples]: a sum over the rows of a batch is the sum inside each of the kBlocks blocks of the global
-// batch, then the fixed binary tree ((0+1)+(2+3))+((4+5)+(6+7)). A device that holds an aligned part of the blocks
-// computes that subtree, and sum_devices (or a rank's all_reduce) continues it. For that, the result for a row must not
-// depend on its neighbours, so kernels run block by block, as the batch's stamp says.
 #pragma once
 
 #include <array>
@@ -24,20 +19,18 @@
 #include <string_view>
 
 #include "lib/backend/average_pool.h"
+#include "lib/blocks.h"
 #include "lib/pool.h"
 #include "lib/tensor.h"
 
 namespace duet {
 
-/// See Note [Sums over samples]: the part of one tensor's rows that lies in each block of its global batch, and the
-/// additions that sum the blocks.
+/// See Note [Sums over samples] in lib/blocks.h: the part of one tensor's rows that lies in each block of its global
+/// batch, and the additions that sum the blocks.
 struct Blocks {
   struct Range {
     std::int64_t begin, end;  // rows of the tensor
     std::int64_t rows() const { return end - begin; }
-  };
-  struct Addition {
-    int destination, source;  // leaf `source` is added to leaf `destination`
   };
   Range leaf(int i) const {
     const auto at = 2 * static_cast<std::size_t>(i);
@@ -48,9 +41,9 @@ struct Blocks {
     return {additions[at], additions[at + 1]};
   }
 
-  std::array<std::int64_t, 2 * kBlocks> ranges{};  // begin and end of each leaf's rows
+  std::array<std::int64_t, 2 * kMostBlocks> ranges{};  // begin and end of each leaf's rows
   int leaf_count = 0;
-  std::array<int, 2 * (kBlocks - 1)> additions{};  // in order; the sum ends up in leaf 0
+  std::array<int, 2 * (kMostBlocks - 1)> additions{};  // in order; the sum ends up in leaf 0
   int addition_count = 0;
   /// Some block of the global batch is empty. Then every sum gets +0 added, which turns -0 into +0: the same wherever
   /// the empty blocks are.
@@ -59,7 +52,7 @@ struct Blocks {
 
 /// The sum of the leaves' parts by the tree.
 template <class T>
-T sum_by_tree(const Blocks& blocks, std::array<T, kBlocks> part) {
+T sum_by_tree(const Blocks& blocks, std::array<T, kMostBlocks> part) {
   for (int i = 0; i < blocks.addition_count; ++i) {
     const auto [to, from] = blocks.addition(i);
     part[static_cast<std::size_t>(to)] += part[static_cast<std::size_t>(from)];
@@ -148,14 +141,15 @@ class BatchSums {
  public:
   virtual ~BatchSums() = default;
   /// Every device calls it in the same order with as many values, and gets the sums: by the tree of Note [Sums over
-  /// samples], so that they have the bits of one device. Throws when another device has failed.
-  virtual void sum(std::span<double> values) = 0;
-  /// Sums gradients; the last value is the number of samples that they are of. Returns the samples of the
+  /// samples], so that they have the bits of one device. A device with several subtrees of the blocks gives `parts`
+  /// runs of values, one after the other, and gets the sums in the first. Throws when another device has failed.
+  virtual void sum(std::span<double> values, int parts = 1) = 0;
+  /// Sums gradients; the last value of each part is the number of samples that they are of. Returns the samples of the
   /// mean whose gradients they are: all, unless gradients are those of means over each device's own rows; these are
   /// weighted by those rows / all rows.
-  virtual double sum_gradients(std::span<double> values) {
-    sum(values);
-    return values.back();
+  virtual double sum_gradients(std::span<double> values, int parts = 1) {
+    sum(values, parts);
+    return values[values.size() / static_cast<std::size_t>(parts) - 1];
   }
 };
 

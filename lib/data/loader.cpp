@@ -237,6 +237,8 @@ Rows Loader::stamp_of(const StepIndices& part, std::int64_t step) const {
           .first = part.first,
           .global = part.global,
           .shards = part.shards,
+          .blocks = part.blocks,
+          .owned = part.owned,
           .order = part.order == 0 ? 0 : mixed(part.order, data_hash_)};
 }
 

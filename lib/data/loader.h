@@ -46,6 +46,8 @@ struct StepIndices {
   std::int64_t global = 0;  // rows of the global batch
   int shards = 1;           // ranks among which it is divided
   std::uint64_t order = 0;  // see Rows; 0: not compared
+  int blocks = kBlocks;     // see Rows
+  bool owned = false;       // see Rows
 };
 
 /// Cuts an order into steps; what the loader drives. Thread safety as Sampler.

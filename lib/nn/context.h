@@ -107,6 +107,8 @@ struct Context {
   bool fuse = true;
   /// Set by wrappers that cut batches over devices, for layers that need statistics of the whole batch.
   BatchSums* batch_sums = nullptr;
+  /// Likewise for statistics of one device's rows, where several replicas share these; else null.
+  BatchSums* device_sums = nullptr;
 
   /// Not checked: see has_slot() and has_buffer().
   const Variable& parameter(int number) const { return store->variable(number - first_slot); }

@@ -187,8 +187,8 @@ class BatchNorm2d : public Module {
 
  protected:
   std::string details() const override;
-  /// Adds up the statistics of all devices; null: each device has its own.
-  virtual BatchSums* sums(const Context&) const { return nullptr; }
+  /// Adds up the statistics of all rows that they are of; null: these are the rows of this replica.
+  virtual BatchSums* sums(const Context& context) const { return context.device_sums; }
 
  private:
   Variable normalise(Context& context, const Variable& x, bool relu, const Variable& residual) const;

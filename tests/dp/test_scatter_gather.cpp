@@ -19,7 +19,7 @@ using dp::Split;
 namespace {
 
 std::vector<std::int64_t> sizes(std::int64_t n, int k, Split split = Split::chunk) {
-  const auto pieces = dp::piece_sizes(n, k, split);
+  const auto pieces = dp::cut_rows(n, k, split).sizes;
   return {pieces.begin(), pieces.end()};
 }
 
@@ -60,7 +60,7 @@ TEST_CASE("blocked pieces are whole blocks of the global batch") {
 
 TEST_CASE("pieces of a rank's shard, and of parts of it, are those of a cut for all ranks' devices") {
   const auto cut = [](std::int64_t n, int k, const Rows& stamp) {
-    const auto pieces = dp::piece_sizes(n, k, Split::blocked, stamp);
+    const auto pieces = dp::cut_rows(n, k, Split::blocked, stamp).sizes;
     return Sizes(pieces.begin(), pieces.end());
   };
   for (const std::int64_t global : {100, 27, 8, 5, 2})
@@ -83,7 +83,7 @@ TEST_CASE("scattered rows come back in order, on either dimension") {
   const auto devices = first_devices(DeviceKind::cpu, 3);
   for (const int dim : {0, 1}) {
     const Variable x(counting({5, 7, 2}), true);
-    const auto cut = dp::piece_sizes(x.shape()[dim], 3, Split::chunk);
+    const auto cut = dp::cut_rows(x.shape()[dim], 3, Split::chunk).sizes;
     const auto pieces = dp::scatter(x, devices, cut, dim);
     REQUIRE(pieces.size() == cut.size());
     for (std::size_t i = 0; i < pieces.size(); ++i) {

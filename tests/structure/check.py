@@ -28,7 +28,7 @@ MAY_INCLUDE = {
     "lib": (),
     "samplers": ("lib",),
     "dp": ("lib",),
-    "ddp": ("lib",),
+    "ddp": ("lib", "dp"),
     "torch": ("lib", "ddp"),
     **{folder: ("lib", "samplers", "dp", "ddp", *PROGRAM) for folder in PROGRAM},
     "examples": (),
@@ -48,10 +48,10 @@ MAX_FILES = 30
 MAX_FUNCTION = 60  # lines
 # Parts of the tree -> most files and lines of all together. A commit that raises one says why.
 BUDGETS = {
-    ("lib",): (184, 24_100),
-    ("samplers",): (6, 360),
-    ("dp",): (8, 1_170),
-    ("ddp",): (84, 13_910),
+    ("lib",): (186, 24_260),
+    ("samplers",): (6, 380),
+    ("dp",): (10, 1_540),
+    ("ddp",): (86, 14_220),
     ("torch",): (31, 3_710),
     PROGRAM: (79, 12_750),
     ("examples",): (20, 2_020),
@@ -109,7 +109,7 @@ def includes(root):
 
 
 def check_folders(root):
-    """lib <- samplers, dp, ddp <- the program, examples; lib, ddp <- torch"""
+    """lib <- samplers, dp <- ddp <- the program, examples; lib, ddp <- torch"""
     for path, bracket, header in includes(root):
         own, target = path.split("/")[0], header.split("/")[0]
         if bracket != '"' or own == "tests" or target == own or target not in FOLDERS:

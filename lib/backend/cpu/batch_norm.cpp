@@ -53,7 +53,7 @@ class NormBatch {
   /// Number `i` of each block's sums, times `factor` and rounded to T, by the tree.
   template <class T>
   T total(const PooledVector<double>& sums, std::size_t i, double factor = 1) const {
-    std::array<T, kBlocks> part{};
+    std::array<T, kMostBlocks> part{};
     for (std::size_t leaf = 0; leaf < static_cast<std::size_t>(blocks_.leaf_count); ++leaf)
       part[leaf] = static_cast<T>(sums[leaf * 2 * channels_ + i] * factor);
     return sum_by_tree(blocks_, part);

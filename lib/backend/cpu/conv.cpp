@@ -15,7 +15,8 @@ namespace {
 /// the same on all devices of a batch, whatever rows they hold.
 bool has_small_images(const Tensor& x, const Tensor& dy, const Tensor& dw, const Kernels& kernels, bool bf16) {
   const std::int64_t most_pixels = bf16 ? 128 : 512;  // in one block of the batch
-  const std::int64_t rows = (x.stamp_or_self().global + kBlocks - 1) / kBlocks;
+  const Rows stamp = x.stamp_or_self();
+  const std::int64_t rows = (stamp.global + stamp.blocks - 1) / stamp.blocks;
   return block_of(x.layout()) == kernels.channel_block && dy.layout() == x.layout() && dw.size(1) == x.size(1) &&
          rows * dy.size(2) * dy.size(3) <= most_pixels;
 }
@@ -228,7 +229,7 @@ void CpuBackend::tiled_weights(const Tensor& x, const Tensor& dy, const Tensor& 
   struct Place {
     std::int64_t x = 0, dy = 0;
   };
-  std::array<Place, kBlocks + 1> places;
+  std::array<Place, kMostBlocks + 1> places;
   const auto words = [&](const Tensor& images, int leaf) {
     return kernels_.paired_words(images.size(1), images.shape().count_from(2), blocks.leaf(leaf).rows());
   };

@@ -190,6 +190,7 @@ inline float* rows_of(const Tensor& tensor, std::int64_t begin) {
 
 /// A batch's blocks as the kernels take them.
 inline Leaves leaves_of(const Blocks& blocks) {
+  static_assert(kMostLeaves == kMostBlocks);
   return {blocks.ranges.data(), blocks.leaf_count, blocks.additions.data(), blocks.addition_count, blocks.add_zero};
 }
 

@@ -25,8 +25,8 @@ LeafGradients::LeafGradients(CpuDevice& device, const Kernels& kernels, const Bl
 }
 
 int LeafGradients::plan() {
-  std::array<int, kBlocks> last{};             // by leaf: the last of the leaves whose sum it holds
-  std::array<int, kBlocks - 1> last_source{};  // by addition: the last of the leaves in its source
+  std::array<int, kMostBlocks> last{};             // by leaf: the last of the leaves whose sum it holds
+  std::array<int, kMostBlocks - 1> last_source{};  // by addition: the last of the leaves in its source
   for (int leaf = 0; leaf < blocks_.leaf_count; ++leaf) last[static_cast<std::size_t>(leaf)] = leaf;
   for (int i = 0; i < blocks_.addition_count; ++i) {
     const auto [to, from] = blocks_.addition(i);

@@ -80,10 +80,10 @@ class LeafGradients {
   CpuDevice& device_;
   const Kernels& kernels_;
   const Blocks& blocks_;
-  const int parts_;                         // that are computed at the same time
-  std::int64_t weights_, count_, pitch_;    // floats; weights_: rounded up to whole vectors
-  std::array<int, kBlocks> slots_{};        // place of a leaf
-  std::array<int, kBlocks - 1> follows_{};  // leaf after which an addition runs, or kAtTheEnd
+  const int parts_;                             // that are computed at the same time
+  std::int64_t weights_, count_, pitch_;        // floats; weights_: rounded up to whole vectors
+  std::array<int, kMostBlocks> slots_{};        // place of a leaf
+  std::array<int, kMostBlocks - 1> follows_{};  // leaf after which an addition runs, or kAtTheEnd
   float* base_ = nullptr;
 };
 

@@ -16,7 +16,7 @@ namespace {
 template <class Value>
 float sum_over_rows(const Tensor& batch, Value value) {
   const Blocks blocks = blocks_of(batch);
-  std::array<float, kBlocks> part{};
+  std::array<float, kMostBlocks> part{};
   for (int leaf = 0; leaf < blocks.leaf_count; ++leaf) {
     const auto [begin, end] = blocks.leaf(leaf);
     for (std::int64_t row = begin; row < end; ++row) part[static_cast<std::size_t>(leaf)] += value(row);

@@ -177,7 +177,7 @@ TEST_CASE("a buffer that lies outside of a rank's shared memory is not touched")
   collectives.add_arena(two.arena[0]);
   PostedCall& other = two.control_block[1]->posted_call(1, 0);
   other.header = header_of(call, 0);
-  other.shared_at = place;
+  other.shared_at = {place};
   for (int i = 0; i < 2; ++i) two.control_block[1]->post();
   collectives.begin(call, 0);
   CHECK_THROWS_WITH(collectives.finish(call, 0, Clock::now() + 60s, false),

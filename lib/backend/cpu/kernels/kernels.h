@@ -13,6 +13,8 @@
 
 namespace duet::cpu {
 
+constexpr int kMostLeaves = 32;  // duet::kMostBlocks
+
 /// Rows [begin, end) of each leaf and the additions that sum the leaves; mirrors duet::Blocks.
 struct Leaves {
   const std::int64_t* ranges;  // begin, end pairs

@@ -86,7 +86,7 @@ std::int64_t smaller(std::int64_t a, std::int64_t b) { return a < b ? a : b; }
 template <int kR>
 void weight_tile(const float* x, const float* dy, float* dw, std::int64_t in, std::int64_t out, std::int64_t o,
                  std::int64_t begin, std::int64_t columns, const Leaves& leaves) {
-  alignas(64) float part[8][kR * kColumns];
+  alignas(64) float part[kMostLeaves][kR * kColumns];
   for (int leaf = 0; leaf < leaves.count; ++leaf) {
     const std::int64_t row = leaves.ranges[2 * leaf], rows = leaves.ranges[2 * leaf + 1] - row;
     outer_columns<kR>(rows, dy + row * out + o, out, 1, x + row * in + begin, in, part[leaf], kColumns, columns);
@@ -173,7 +173,7 @@ void sum_rows(const float* dy, float* db, std::int64_t columns, const Leaves& le
   const float one = 1;
   for (std::int64_t c = 0; c < columns; c += kColumns) {
     const std::int64_t width = smaller(kColumns, columns - c);
-    float part[8][kColumns];
+    float part[kMostLeaves][kColumns];
     for (int leaf = 0; leaf < leaves.count; ++leaf) {
       const std::int64_t row = leaves.ranges[2 * leaf], rows = leaves.ranges[2 * leaf + 1] - row;
       outer_columns<1>(rows, &one, 0, 0, dy + row * columns + c, columns, part[leaf], kColumns, width);

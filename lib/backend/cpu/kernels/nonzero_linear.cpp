@@ -8,7 +8,6 @@ namespace duet::cpu::DUET_ISA {
 namespace {
 
 constexpr int kStrip = 4;               // vectors of columns summed at once, from rows that fit the first cache
-constexpr int kLeaves = 8;              // at most
 constexpr std::int64_t kRowsAhead = 8;  // so early a row that will be written is fetched
 
 struct NonzeroGradient {
@@ -87,11 +86,12 @@ void data_strip(const NonzeroGradient* lists, const std::int32_t* counts, const 
 /// For each output the rows where its gradient is nonzero, in order, and where each leaf begins among them.
 struct NonzeroRows {
   NonzeroGradient* entries;
-  std::int32_t* bounds;  // kLeaves + 1 per output
+  std::int32_t* bounds;  // leaves + 1 per output
   std::int64_t rows;
+  int leaves;
 
   const NonzeroGradient* list(std::int64_t o) const { return entries + o * rows; }
-  std::int32_t* bound(std::int64_t o) const { return bounds + o * (kLeaves + 1); }
+  std::int32_t* bound(std::int64_t o) const { return bounds + o * (leaves + 1); }
 };
 
 void collect_outputs(const float* dy, std::int64_t out, const Leaves& leaves, const NonzeroRows& nonzero) {
@@ -115,7 +115,7 @@ void weight_strip(const NonzeroRows& nonzero, const float* x, const float* dy, f
   constexpr int kColumns = kVecs * kWidth;
   if (!pack<kVecs>(x + leaves.ranges[0] * in + c, nonzero.rows, in, strip))
     return dense_backward_weights(x, dy, dw, in, out, c, c + kColumns, leaves);
-  alignas(64) float part[kLeaves][kColumns];
+  alignas(64) float part[kMostLeaves][kColumns];
   for (std::int64_t o = 0; o < out; ++o) {
     const std::int32_t* const bound = nonzero.bound(o);
     if (o < nonzero.rows) fetch_row<kVecs>(x + (leaves.ranges[0] + o) * in + c + kColumns);
@@ -135,7 +135,7 @@ void weight_strip(const NonzeroRows& nonzero, const float* x, const float* dy, f
 /// The contents of the scratch memory: the strip, the lists with room for one entry more, and their lengths.
 struct Scratch {
   Scratch(void* memory, std::int64_t n, std::int64_t out) {
-    const std::int64_t rows = n > out ? n : out, lengths = n > out * (kLeaves + 1) ? n : out * (kLeaves + 1);
+    const std::int64_t rows = n > out ? n : out, lengths = n > out * (kMostLeaves + 1) ? n : out * (kMostLeaves + 1);
     strip = static_cast<float*>(memory);
     const std::int64_t strip_floats = rows * kStrip * kWidth, list_floats = 2 * (n * out + 1);
     bytes = (strip_floats + list_floats + lengths) * 4;
@@ -168,7 +168,7 @@ void linear_backward_weights(const float* x, const float* dy, float* dw, std::in
                              std::int64_t begin, std::int64_t end, const Leaves& leaves, void* memory) {
   const std::int64_t rows = leaves.ranges[2 * leaves.count - 1] - leaves.ranges[0];
   const Scratch s(memory, rows, out);
-  const NonzeroRows nonzero = {s.entries, s.counts, rows};
+  const NonzeroRows nonzero = {s.entries, s.counts, rows, leaves.count};
   collect_outputs(dy, out, leaves, nonzero);
   std::int64_t c = begin;
   for (; c + kStrip * kWidth <= end; c += kStrip * kWidth)
