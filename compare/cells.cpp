@@ -57,7 +57,7 @@ std::vector<Cell> model_cells_of(const CompareOptions& options, int cores) {
   std::set<int> fair;  // numbers of devices above 1 that have cores of their own
   const int threads = options.threads_per_device;
   for (const int devices : options.devices) {
-    batches.insert(largest_shard(options.batch, devices));
+    batches.insert(largest_shard(options.batch, devices, options.blocks));
     if (devices > 1 && devices * threads <= cores && options.device == DeviceKind::cpu) fair.insert(devices);
   }
   std::vector<Cell> cells;

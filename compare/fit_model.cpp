@@ -106,7 +106,7 @@ class ModelFit {
   /// Single on the batch of one device of these.
   std::vector<double> alone_us(const Cell& copies) const {
     const std::int64_t batch = copies.batch > 0 ? copies.batch : results_.settings.batch;
-    const std::int64_t rows = largest_shard(batch, copies.devices);
+    const std::int64_t rows = largest_shard(batch, copies.devices, results_.settings.blocks);
     if (rows == results_.settings.batch) return single_->rounds_us;
     for (const CellRounds& cell : cells_)
       if (cell.cell.use == Cell::Use::batch_sweep && cell.cell.batch == rows) return rounds_us(cell);
@@ -158,7 +158,8 @@ class ModelFit {
     for (const CellRounds& cell : cells_) {
       if (cell.cell.use != Cell::Use::overhead || cell.bursts.empty() || !model_.dp) continue;
       const auto batch = static_cast<double>(cell.cell.batch);
-      const SimulatedJob job{.mode = Mode::dp, .devices = cell.cell.devices, .batch = batch};
+      const SimulatedJob job{
+          .mode = Mode::dp, .devices = cell.cell.devices, .batch = batch, .blocks = results_.settings.blocks};
       beyond.push_back({.at = batch, .us = step_us(cell) - simulate_step(model_, job).total_us()});
     }
     if (model_.dp) model_.dp->overhead = fit_overhead(beyond);

@@ -55,7 +55,7 @@ double longer_input_and_update(const StepParts& step, const StepParts& own, cons
 
 /// What a device's part of the batch takes alone on one device, where `alone_us` is single's step divided.
 std::optional<double> small_batch_us(const Results& results, const Run& run, const Run& single, double alone_us) {
-  const std::int64_t rows = largest_shard(run.batch, run.devices);
+  const std::int64_t rows = largest_shard(run.batch, run.devices, run.blocks);
   const double share = ideal_share(run, single);
   if (rows == single.batch) return alone_us / share;
   for (const BatchTime& time : results.batch_sweep)  // which has no rounds
@@ -135,7 +135,8 @@ std::string part_text(const Results& results, const Run& run, const OverheadPart
   const std::string name = part.name;
   const bool dp = run.mode == "dp";
   if (name == "smaller_batch")
-    return concat("a batch of ", largest_shard(run.batch, run.devices), " costs more than its share of ", run.batch);
+    return concat("a batch of ", largest_shard(run.batch, run.devices, run.blocks), " costs more than its share of ",
+                  run.batch);
   if (name == "machine") {
     const Run* const copies = find_run(results, "copies", run.devices);
     return concat("devices slow each other down, without exchange too",

@@ -67,6 +67,7 @@ void fields(auto& io, Settings& of) {
   io("precision", precision, {.fits = kIsPrecision, .expected = "fp32, tf32 or bf16"});
   io("data", settings.data);
   io("train_images", settings.train_images, {.least = 0});
+  io("blocks", settings.blocks, {.least = 0, .later = true});
   of.results.weak = scaling == "weak";
   for (const Precision one : {Precision::fp32, Precision::tf32, Precision::bf16})
     if (precision == name(one)) settings.precision = one;

@@ -58,6 +58,18 @@ struct ParallelApplyNode final : Node {
     TimedParts::end_part(replicas->devices());
   }
 
+  std::span<const float> block_sums(int output) const override {
+    for (const PooledVector<Variable>& of_replica : outputs_of) {
+      const int count = static_cast<int>(of_replica.size());
+      if (output < count) {
+        const Edge& edge = of_replica[static_cast<std::size_t>(output)].edge();
+        return edge.node != nullptr ? edge.node->block_sums(edge.output) : std::span<const float>();
+      }
+      output -= count;
+    }
+    return {};
+  }
+
   void release() override {
     outputs_of.clear();
     inputs.clear();

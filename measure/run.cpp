@@ -6,6 +6,7 @@
 
 #include "cli/system/display.h"
 #include "cli/system/machine.h"
+#include "lib/blocks.h"
 #include "lib/error.h"
 #include "measure/json_fields.h"
 #include "measure/statistics.h"
@@ -137,6 +138,7 @@ void fields(auto& io, Run& run) {
   io("rounds_other_programs", run.rounds_other_programs, {.later = true});
   io("synchronisation_us", run.synchronisation_us, {.later = true});
   io("batch", run.batch, kRows);
+  io("blocks", run.blocks, {.least = 0, .later = true});
   io("per_device_statistics", run.per_device_statistics);
   io("library_sums", run.library_sums);
   io("added_uses", run.added_uses, {.later = true});
@@ -233,7 +235,13 @@ double ideal_share(const Run& run, const Run& base) {
   return rows * base.devices / run.devices;
 }
 
-std::int64_t largest_shard(std::int64_t batch, int devices) { return (batch + devices - 1) / devices; }
+std::int64_t largest_shard(std::int64_t batch, int devices, int blocks) {
+  if (blocks < devices) return (batch + devices - 1) / devices;
+  std::int64_t largest = 0;
+  for (int i = 0; i < devices; ++i)
+    largest = std::max(largest, share_begin(i + 1, devices, batch, blocks) - share_begin(i, devices, batch, blocks));
+  return largest;
+}
 
 StepParts waiting_of(const Run& run) {
   StepParts waiting;

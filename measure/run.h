@@ -101,6 +101,7 @@ struct Run {
   double spread_share = 0;  // spread of a rank's steps in a burst, see fit_spread(); not in JSON
 
   std::int64_t batch = 1;              // rows a step, of all devices
+  int blocks = 0;                      // of these, of which each device has whole ones; 0: devices share out rows
   bool added_uses = false;             // a parameter had several uses a step, which each device adds up by itself
   bool library_sums = false;           // LibTorch adds up over rows: bits depend on devices and threads
   bool per_device_statistics = false;  // batch norm of each device's own images: results depend on their number
@@ -135,8 +136,9 @@ std::vector<double> speed_ratios(const Run& run, const Run& base);
 /// The share of a step of `base` that a step of `run` takes if its time is that of its rows, divided among its devices.
 double ideal_share(const Run& run, const Run& base);
 
-/// Rows of the largest of the shards that so many devices have of a batch.
-std::int64_t largest_shard(std::int64_t batch, int devices);
+/// Rows of the largest of the shards that so many devices have of a batch of so many blocks, each of whole ones; 0
+/// blocks: they share out rows.
+std::int64_t largest_shard(std::int64_t batch, int devices, int blocks);
 
 /// What of each part of a step is waiting, at most the part itself; none where that was not measured.
 StepParts waiting_of(const Run& run);

@@ -201,7 +201,8 @@ double exposed_us(double backward_us, std::span<const BucketEvent> buckets) {
 
 SimulatedStep simulate_step(const CostModel& model, const SimulatedJob& job) {
   check(job);
-  const double rows = std::ceil(job.batch / job.devices);  // rows of the largest shard
+  const int parts = std::max(job.blocks, job.devices);  // of which the largest shard has most
+  const double rows = std::ceil(job.batch * ((parts + job.devices - 1) / job.devices) / parts);
   const double single = model.step.us(job.batch), own = model.step.us(rows);
   SimulatedStep step{.ideal_us = single / job.devices, .smaller_batch_us = own - single / job.devices};
   if (job.devices == 1) return step;

@@ -59,6 +59,7 @@ struct SimulatedJob {
   Mode mode = Mode::ddp;
   int devices = 1, hosts = 1;  // all devices; as many on every host
   double batch = 128;          // rows of all devices
+  int blocks = 0;              // of these, of which each device has whole ones; 0: devices share out rows
   std::string backend{};       // backend of the measured link; empty: the first that the model has
   std::optional<Link> link{};  // in its place; between hosts, where there are several
 };

@@ -82,6 +82,7 @@ std::vector<ScalingRow> rows_of(const Results& results, const ScalingPlan& plan)
                                          .devices = row.devices,
                                          .hosts = row.hosts,
                                          .batch = static_cast<double>(row.batch),
+                                         .blocks = results.settings.blocks,
                                          .link = link_of(plan, row)});
     row.measured = run != nullptr;
     row.step_us = checked_us(row, row.computed.total_us(), "model");
@@ -118,6 +119,7 @@ std::optional<SimulatedStep> predicted_step(const Results& results, const Run& r
       return simulate_step(*results.model, {.mode = run.devices == 1 ? Mode::single : mode,
                                             .devices = run.devices,
                                             .batch = static_cast<double>(run.batch),
+                                            .blocks = run.blocks,
                                             .backend = run.backend});
   return {};
 }

@@ -73,10 +73,15 @@ class BlockedBatches : public StepSampler {
  public:
   BlockedBatches(std::unique_ptr<data::Sampler> whole_order, const BlockedOptions& options);
   data::StepIndices step(std::int64_t step) const override;
+  int blocks() const { return blocks_; }
+  /// Not while a pass runs. Throws UsageError unless it is 8, 16 or 32.
+  void set_blocks(int blocks);
 
  private:
-  int blocks_;
-  bool owned_;
+  bool owned() const { return whole_blocks_ && world_size() <= blocks_; }
+
+  int blocks_ = kBlocks;
+  bool whole_blocks_;
 };
 
 }  // namespace duet::samplers

@@ -135,16 +135,20 @@ data::StepIndices Batches::step(std::int64_t step) const {
 
 BlockedBatches::BlockedBatches(std::unique_ptr<data::Sampler> whole_order, const BlockedOptions& o)
     : StepSampler(std::move(whole_order), {o.global_batch, o.drop_last, o.world_size, o.rank}, true),
-      blocks_(o.blocks),
-      owned_(o.whole_blocks && o.world_size <= blocks_) {
-  require<UsageError>(is_block_count(blocks_), "a batch of ", blocks_, " blocks, expected 8, 16 or 32");
+      whole_blocks_(o.whole_blocks) {
+  set_blocks(o.blocks);
+}
+
+void BlockedBatches::set_blocks(int blocks) {
+  require<UsageError>(is_block_count(blocks), "a batch of ", blocks, " blocks, expected 8, 16 or 32");
+  blocks_ = blocks;
 }
 
 data::StepIndices BlockedBatches::step(std::int64_t step) const {
   const auto batch = cut(step);
   const std::int64_t rows = std::ssize(batch);
   const auto begin_of = [&](int rank) {
-    return owned_ ? share_begin(rank, world_size(), rows, blocks_) : block_begin(rank, rows, world_size());
+    return owned() ? share_begin(rank, world_size(), rows, blocks_) : block_begin(rank, rows, world_size());
   };
   const std::int64_t begin = begin_of(rank()), end = begin_of(rank() + 1);
   return {batch.subspan(static_cast<std::size_t>(begin), static_cast<std::size_t>(end - begin)),
@@ -153,7 +157,7 @@ data::StepIndices BlockedBatches::step(std::int64_t step) const {
           world_size(),
           order_hash(),
           blocks_,
-          owned_};
+          owned()};
 }
 
 data::Loader data_loader(const data::Dataset& dataset, DataLoaderOptions options) {

@@ -461,6 +461,8 @@ Command CommandLine::command() {
   const std::int64_t rows = *std::min_element(compare.batches.begin(), compare.batches.end());
   if (compare_app->get_option("--devices")->count() == 0)
     compare.devices = default_devices(compare, compare.scaling == "weak" ? kMaxDevices : rows);
+  if (compare.blocks == 0 && compare.device == DeviceKind::cpu && compare.compat == Compat::duet)
+    compare.blocks = blocks_for(compare.devices);
   for (auto backend = compare.backends.rbegin(); backend != compare.backends.rend(); ++backend) {  // the first stays
     compare.backend = *backend;
     check(compare);

@@ -49,6 +49,7 @@ struct Training {
   bool download = false;
   int epochs = 10;
   std::int64_t batch = 128;  // rows of the global batch, whatever the number of devices
+  int blocks = 0;            // of a global batch: see lib/blocks.h; 0: by the numbers of devices
   double lr = 0.01;
   std::string optimizer = "sgd";       // "adam" or "adamw"
   double momentum = 0.5;               // momentum of SGD

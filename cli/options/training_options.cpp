@@ -36,6 +36,8 @@ std::string seed_error(const std::string& text) {
   return concat("is ", text, ", expected 0 to ", std::numeric_limits<std::uint64_t>::max());
 }
 
+std::string blocks_error(const std::string& text) { return one_of({"0", "8", "16", "32"})(text); }
+
 std::string model_error(const std::string& model) {
   std::vector<std::string> names;
   for (const nn::NamedNetwork& network : nn::named_networks()) names.push_back(network.name);
@@ -102,6 +104,10 @@ void training_options(const Visitor& option) {
   option("--skip-broken", &Training::skip_broken,
          "folder of images: in place of a file that cannot be decoded take the next one of its class, and warn; "
          "otherwise it is an error");
+  option("--blocks", &Training::blocks, blocks_error,
+         "CPU devices: blocks of each batch, 8, 16 or 32, of which devices have whole ones; runs with as many blocks "
+         "end with the same bits on any number of devices up to that; with more of them 3, 5, 6 or 7 devices share the "
+         "work more evenly. 0: 8 where all numbers of devices divide that, else 32");
   option("--lr", &Training::lr, in_range(0), "learning rate");
   option("--momentum", &Training::momentum, in_range(0), "momentum of SGD, 0 to below 1");
   option("--seed", &Training::seed, seed_error, "seed of weights, order of images and dropout");
@@ -181,6 +187,9 @@ void check_training(const Training& training) {
   require<UsageError>(threads || training.backend != "memory", "--backend memory is for --workers thread");
   require<UsageError>(!threads || training.backend != "mpi", "--backend mpi is for --workers process");
   require<UsageError>(!training.sync_bn || training.device == DeviceKind::cpu, "--sync-bn is for CPU devices");
+  require<UsageError>(training.blocks == 0 || training.device == DeviceKind::cpu, "--blocks is for CPU devices");
+  require<UsageError>(training.blocks == 0 || training.compat == Compat::duet,
+                      "--blocks: with --compat torch a batch has no blocks");
   require<UsageError>(std::isfinite(training.lr) && training.lr >= 0, "--lr is ", training.lr,
                       ", expected a number from 0 on");
   require<UsageError>(training.momentum >= 0 && training.momentum < 1, "--momentum is ", training.momentum,

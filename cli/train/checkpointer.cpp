@@ -8,8 +8,10 @@
 #include "ddp/launch/rank_environment.h"
 #include "lib/base/environment.h"
 #include "lib/base/text.h"
+#include "lib/blocks.h"
 #include "lib/error.h"
 #include "lib/io/folder.h"
+#include "lib/parse_number.h"
 
 namespace duet::cli {
 namespace {
@@ -18,6 +20,7 @@ constexpr const char* kRunId = "TORCHELASTIC_RUN_ID";
 constexpr const char* kRestarts = "TORCHELASTIC_RESTART_COUNT";
 constexpr const char* kNoRunId = "none";  // torchrun's, where it was given none
 constexpr const char* kRun = "run";       // setting of a checkpoint that names the run that wrote it
+constexpr const char* kBlocksSetting = "blocks";
 constexpr const char* kNoGenerator = "the state of PyTorch's generator is not in a checkpoint";
 
 std::string variable(const char* name) { return environment_variable(name).value_or(""); }
@@ -113,6 +116,20 @@ void Checkpointer::say_position(const std::string& path, bool restarted, const d
   std::puts(text.c_str());
 }
 
+/// A run that goes on keeps the blocks of its batches, whatever its number of devices; checkpoints of earlier versions
+/// have 8 and do not say so.
+void Checkpointer::take_blocks(const LoadedCheckpoint& loaded) {
+  if (setup_.batches == nullptr) return;
+  const auto found = loaded.checkpoint.settings.find(kBlocksSetting);
+  const std::string text = found == loaded.checkpoint.settings.end() ? std::to_string(kBlocks) : found->second;
+  const std::optional<int> blocks = parse_number<int>(text);
+  require<DataError>(blocks && is_block_count(*blocks), loaded.path, ": ", kBlocksSetting, " is \"", text,
+                     "\", expected 8, 16 or 32");
+  require<DataError>(options_.blocks == 0 || options_.blocks == *blocks, loaded.path, " is of a run with ", *blocks,
+                     " blocks, this run has --blocks ", options_.blocks);
+  setup_.batches->set_blocks(*blocks);
+}
+
 data::Position Checkpointer::resume() {
   data::Position position;
   const NamedTensors model = setup_.model().state_dict();
@@ -121,6 +138,7 @@ data::Position Checkpointer::resume() {
     if (leader_)
       for (const std::string& warning : loaded.warnings) std::fprintf(stderr, "duet: %s\n", printable(warning).c_str());
     for (const char* const key : {"train_images", "data", "data_hash"}) require_same(loaded, key, images_.at(key));
+    take_blocks(loaded);
     const std::int64_t steps = setup_.loader->steps();
     const std::int64_t epoch = loaded.checkpoint.position.epoch;
     position = {epoch, loaded.checkpoint.step - epoch * steps};  // files of earlier versions lack the position's step
@@ -152,6 +170,7 @@ void Checkpointer::save(const data::Position& position, double accuracy) {
   if (best) best_ = 100 * accuracy;
   Metadata settings = settings_of(options_);
   settings.insert(images_.begin(), images_.end());
+  if (setup_.batches != nullptr) settings[kBlocksSetting] = std::to_string(setup_.batches->blocks());
   if (const std::string run = variable(kRunId); !run.empty()) settings[kRun] = run;
   save_checkpoint(folder_,
                   {.position = position,

@@ -40,6 +40,7 @@ class Checkpointer {
 
  private:
   void say_position(const std::string& path, bool restarted, const data::Position& position) const;
+  void take_blocks(const LoadedCheckpoint& loaded);
 
   const TrainOptions& options_;
   Setup& setup_;

@@ -226,17 +226,25 @@ class OwnBatches : public samplers::BlockedBatches {
 };
 
 /// Makes the loader with the same global batches in every mode: rank r reads its run of consecutive rows of each.
-std::unique_ptr<data::Loader> blocked_loader(const data::Dataset& set, const TrainOptions& options,
-                                             const ddp::ProcessGroup& group, bool deferred) {
+void read_blocked(Setup& setup, const data::Dataset& set, const TrainOptions& options, const ddp::ProcessGroup& group) {
   auto order = std::make_unique<samplers::RandomSampler>(set.size(), options.seed);
-  const samplers::BlockedOptions cut{.global_batch = options.batch, .world_size = group.size(), .rank = group.rank()};
+  const bool cpu = options.device == DeviceKind::cpu;
+  const samplers::BlockedOptions cut{.global_batch = options.batch,
+                                     .world_size = group.size(),
+                                     .rank = group.rank(),
+                                     .blocks = options.blocks != 0 ? options.blocks
+                                               : cpu               ? blocks_for(options.devices)
+                                                                   : kBlocks,
+                                     .whole_blocks = cpu};
   std::unique_ptr<samplers::BlockedBatches> batches;
   if (options.mode == Mode::copies)
     batches = std::make_unique<OwnBatches>(std::move(order), cut);
   else
     batches = std::make_unique<samplers::BlockedBatches>(std::move(order), cut);
-  return std::make_unique<data::Loader>(set, std::move(batches),
-                                        data::LoaderOptions{.workers = options.loader_workers, .deferred = deferred});
+  setup.batches = batches.get();
+  setup.loader = std::make_unique<data::Loader>(
+      set, std::move(batches),
+      data::LoaderOptions{.workers = options.loader_workers, .deferred = setup.graph != nullptr});
 }
 
 /// The tutorial's split: every rank shuffles its own part, and all ranks have the same seed.
@@ -415,7 +423,7 @@ Setup make_setup(const TrainOptions& options, const Images& images, ddp::Process
   else if (setup.generator)
     read_as_torch(setup, options, *images.train, group);
   else
-    setup.loader = blocked_loader(*images.train, options, group, setup.graph != nullptr);
+    read_blocked(setup, *images.train, options, group);
   setup.graph_steps = steps_of_graph(options, setup.loader->steps());
   setup.optimizer = make_optimizer(options, setup.model());
   if (options.mode == Mode::dp) wrap_dp(setup, options);

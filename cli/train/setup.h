@@ -19,6 +19,7 @@
 #include "lib/optim/optimizer.h"
 #include "lib/random.h"
 #include "lib/tensor.h"
+#include "samplers/batch.h"
 
 namespace duet::cli {
 
@@ -76,6 +77,7 @@ struct Setup {
   std::unique_ptr<nn::Module> wrapper;        // dp and ddp
   std::unique_ptr<const data::Dataset> part;  // averaging: this rank's images
   std::unique_ptr<data::Loader> loader;
+  samplers::BlockedBatches* batches = nullptr;  // the loader's; null: batches without blocks
   std::unique_ptr<optim::Optimizer> optimizer;
   std::unique_ptr<StepGraph> graph;             // where steps are replayed; the loader is then deferred
   std::int64_t graph_steps = 1;                 // that one launch replays

@@ -145,6 +145,7 @@ class Trainer {
     const std::int64_t begin_ns = monotonic_ns();
     const CheckFinite check_finite(options_.check_finite);
     data::Position position = checkpointer_.resume();
+    warn_of_rows();
     const std::int64_t steps = setup_.loader->steps();
     if (options_.untrained) {
       if (!options_.weights.empty()) take_weights();
@@ -182,6 +183,17 @@ class Trainer {
 
   std::int64_t untrained_steps() const {
     return images_.train->sample_shape()[0] == 1 ? kUntrainedSteps : kFewUntrainedSteps;
+  }
+
+  /// Devices without whole blocks to themselves.
+  void warn_of_rows() const {
+    if (!leader() || options_.device != DeviceKind::cpu || setup_.batches == nullptr ||
+        options_.devices <= setup_.batches->blocks())
+      return;
+    std::fprintf(stderr,
+                 "duet: %d devices share out the rows of %d blocks: results equal one device's to rounding only; with "
+                 "--blocks 16 or 32 up to as many devices have its bits\n",
+                 options_.devices, setup_.batches->blocks());
   }
 
   void take_weights() {
@@ -261,11 +273,25 @@ class Trainer {
                          " holds parameters with sha256 ", hashes[rank], ", rank 0 ", hashes[0]);
   }
 
+  /// Of all ranks, at each point of the epoch's loss curve: with the bits of one device where all ranks know the sums
+  /// of their blocks, each of which one rank has.
+  std::vector<double> sums_of_losses() {
+    double known = clock_.knows_blocks() && !setup_.own_batches ? 1 : 0;
+    sum_over_ranks(group_, {&known, 1});
+    if (known == group_.size()) {
+      sum_over_ranks(group_, clock_.block_sums());
+      clock_.use_blocks();
+      return clock_.loss_sums();
+    }
+    std::vector<double> sums = clock_.loss_sums();
+    sum_over_ranks(group_, sums);
+    return sums;
+  }
+
   void end_epoch(int epoch) {
     require_same_parameters();
     const double own_loss = clock_.epoch_loss();
-    std::vector<double> sums = clock_.loss_sums();
-    sum_over_ranks(group_, sums);
+    const std::vector<double> sums = sums_of_losses();
     const double ranks = setup_.own_batches ? group_.size() : 1;
     double loss = 0, rows = 0;
     for (std::size_t i = 0; i < sums.size(); ++i) {
@@ -379,6 +405,7 @@ class Trainer {
     run_.device = kind_title(options_.device);
     run_.devices = options_.devices;
     run_.batch = options_.batch;
+    if (setup_.batches != nullptr && options_.device == DeviceKind::cpu) run_.blocks = setup_.batches->blocks();
     run_.physical_devices = physical_devices(options_.device, options_.devices);
     run_.precision = duet::name(options_.precision);
     run_.graph = setup_.graph && setup_.graph->replays() > 0;

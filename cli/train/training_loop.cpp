@@ -12,6 +12,7 @@
 #include "lib/base/trace.h"
 #include "lib/data/loader.h"
 #include "lib/error.h"
+#include "lib/ops/losses.h"
 #include "lib/optim/optimizer.h"
 #include "measure/events.h"
 #include "measure/statistics.h"
@@ -53,6 +54,7 @@ Variable step(Setup& setup, const data::Batch& batch, StepClock& clock) {
     clock.lap(&StepParts::loss);
   }
   fault_point("backward");
+  clock.note_blocks(ops::block_sums(loss));
   loss.backward();
   clock.lap(&StepParts::backward);
   if (setup.average) {
@@ -144,6 +146,10 @@ void StepClock::begin_epoch(std::int64_t steps, std::int64_t done, std::function
   loss_sums_.assign(points, 0);
   loss_rows_.assign(points, 0);
   step_us_.reserve(step_us_.size() + static_cast<std::size_t>(steps_));
+  first_step_ = done;
+  knows_blocks_ = true;
+  block_sums_.assign(static_cast<std::size_t>(steps_) * blocks_, 0);
+  global_rows_.assign(static_cast<std::size_t>(steps_), 0);
   skip();
 }
 
@@ -188,8 +194,35 @@ bool StepClock::needs_loss(std::int64_t pending) const {
   return first_ || next >= steps_ || point_of(next) != point_of(step_) || (stops_ && stops_(next));
 }
 
+void StepClock::note_blocks(std::span<const float> sums) { noted_blocks_.assign(sums.begin(), sums.end()); }
+
+void StepClock::keep_blocks(std::int64_t steps, std::int64_t global) {
+  if (blocks_ == 0 && step_ == first_step_) {
+    blocks_ = noted_blocks_.size();
+    block_sums_.assign(static_cast<std::size_t>(steps_) * blocks_, 0);
+  }
+  knows_blocks_ = knows_blocks_ && steps == 1 && noted_blocks_.size() == blocks_;
+  if (!knows_blocks()) return;
+  std::ranges::copy(noted_blocks_, block_sums_.begin() + step_ * static_cast<std::int64_t>(blocks_));
+  global_rows_[static_cast<std::size_t>(step_)] = global;
+}
+
+void StepClock::use_blocks() {
+  std::ranges::fill(loss_sums_, 0);
+  std::vector<float> sums(blocks_);
+  for (std::int64_t step = first_step_; step < step_; ++step) {
+    const auto begin = block_sums_.begin() + step * static_cast<std::int64_t>(blocks_);
+    std::transform(begin, begin + static_cast<std::int64_t>(blocks_), sums.begin(),
+                   [](double sum) { return static_cast<float>(sum); });
+    const std::int64_t rows = global_rows_[static_cast<std::size_t>(step)];
+    loss_sums_[static_cast<std::size_t>(point_of(step))] +=
+        static_cast<double>(ops::mean_of_blocks(sums, rows)) * static_cast<double>(rows);
+  }
+}
+
 void StepClock::end_steps(std::int64_t steps, double losses, std::int64_t rows, std::int64_t global) {
   trace_steps(steps);
+  keep_blocks(steps, global);
   position_ = Trace::read(position_, events_);
   const auto count = static_cast<double>(steps);
   const double us = microseconds(last_ - step_begin_);

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <span>
 #include <vector>
 
 #include "cli/train/setup.h"
@@ -47,6 +48,14 @@ class StepClock {
   /// `steps` alike are over, of which only all together were timed: each counts as their mean. `losses` is the sum of
   /// their losses. They belong to one point of the loss curve: see needs_loss().
   void end_steps(std::int64_t steps, double losses, std::int64_t rows, std::int64_t global);
+  /// Of the step that runs: ops::block_sums() of its loss.
+  void note_blocks(std::span<const float> sums);
+  /// Whether they are known of all steps of this epoch so far.
+  bool knows_blocks() const { return knows_blocks_ && blocks_ > 0; }
+  /// These sums, step by step; for adding up over ranks. Then use_blocks() makes loss_sums() those of the losses of
+  /// whole batches, with the bits of one device.
+  std::vector<double>& block_sums() { return block_sums_; }
+  void use_blocks();
   /// Whether losses must be read when `pending` unreported steps are over.
   bool needs_loss(std::int64_t pending) const;
 
@@ -69,6 +78,7 @@ class StepClock {
  private:
   std::int64_t point_of(std::int64_t step) const;
   void trace_steps(std::int64_t steps);
+  void keep_blocks(std::int64_t steps, std::int64_t global);
 
   std::int64_t started_ns_;
   RankLane lane_;
@@ -85,6 +95,12 @@ class StepClock {
   std::function<bool(std::int64_t)> stops_;
   std::int64_t run_step_ = 0;
   std::vector<double> loss_sums_, loss_rows_;
+  std::int64_t first_step_ = 0;  // of this process in the epoch
+  std::size_t blocks_ = 0;       // of a batch; 0: not known yet
+  bool knows_blocks_ = true;
+  std::vector<float> noted_blocks_;        // of the step that runs
+  std::vector<double> block_sums_;         // by step and block
+  std::vector<std::int64_t> global_rows_;  // by step
 };
 
 /// Trains over what is left of an epoch. `after_step` is called after every step, or the several of one launch, and may

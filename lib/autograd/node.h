@@ -65,6 +65,8 @@ class Node {
   virtual bool starts_from_one() const { return false; }
   /// Called once per backward run, when all gradients of the outputs are complete.
   virtual void backward(const Gradients& gradients) = 0;
+  /// Of a loss: see ops::block_sums(). Valid until release().
+  virtual std::span<const float> block_sums(int /*output*/) const { return {}; }
   /// Frees what backward needed; called after it.
   virtual void release() {}
 

@@ -289,7 +289,8 @@ class Backend {
                                      const Tensor& dx, const Tensor& dresidual, const Tensor& dweight,
                                      const Tensor& dbias, const BatchNorm2dOptions& options) = 0;
 
-  // --- losses: x (N, C); labels i64 (N); loss f32 scalar ---
+  // --- losses: x (N, C); labels i64 (N); loss f32: one number, behind which CPU devices put the sums of the batch's
+  // blocks where there is room for them ---
   /// y may be x.
   virtual void log_softmax_forward(const Tensor& x, const Tensor& y) = 0;
   virtual void log_softmax_backward(const Tensor& y, const Tensor& dy, const Tensor& dx) = 0;

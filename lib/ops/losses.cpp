@@ -1,10 +1,14 @@
 #include "lib/ops/losses.h"
 
+#include <algorithm>
 #include <cstddef>
+#include <functional>
 #include <tuple>
 #include <utility>
+#include <vector>
 
 #include "lib/backend/backend.h"
+#include "lib/blocks.h"
 #include "lib/ops/ops.h"
 #include "lib/ops/record.h"
 
@@ -25,6 +29,17 @@ struct Factors {
   Normaliser normaliser;
 };
 
+/// A loss, and on CPU the sums of its blocks, in one piece of memory.
+struct LossPlace {
+  explicit LossPlace(const Tensor& x) {
+    const int blocks = x.device().kind == DeviceKind::cpu ? x.stamp().blocks : 0;
+    whole = empty(blocks > 0 ? Shape{1 + blocks} : Shape{}, DType::f32, x.device());
+    value = whole.slice(0, {});
+    if (blocks > 0) block_sums = whole.slice(1, {blocks});
+  }
+  Tensor whole, value, block_sums;
+};
+
 struct NllLossGradient {
   static constexpr const char* kName = "nll_loss";
   void backward(const Gradients& g) const {
@@ -34,6 +49,7 @@ struct NllLossGradient {
   SavedTensor labels;
   Shape shape;
   float factor = 0;
+  Tensor block_sums{};
 };
 
 /// nll_loss behind log_softmax: the gradient goes past it, straight to its argument. That of a loss which is the end of
@@ -51,6 +67,7 @@ struct LogSoftmaxNllGradient {
   auto saved() const { return std::tie(y, labels, from_one); }
   SavedTensor y, labels, from_one;
   float factor = 0;
+  Tensor block_sums{};
 };
 
 struct CrossEntropyGradient {
@@ -61,6 +78,7 @@ struct CrossEntropyGradient {
   auto saved() const { return std::tie(y, labels); }
   SavedTensor y, labels;  // y: log_softmax of the logits
   float smoothing = 0, factor = 0;
+  Tensor block_sums{};
 };
 
 struct MseLossGradient {
@@ -71,6 +89,7 @@ struct MseLossGradient {
   auto saved() const { return std::tie(x, target); }
   SavedTensor x, target;
   float factor = 0;
+  Tensor block_sums{};
 };
 
 struct MeanOfShardsNode final : Node {
@@ -86,9 +105,24 @@ struct MeanOfShardsNode final : Node {
       g.inputs[i] = shared ? own.alias(devices[i]) : own.to(devices[i]);
     }
   }
+  std::span<const float> block_sums(int) const override { return sums; }
   PooledVector<Device> devices;
   PooledVector<float> weights;  // factors of the gradient, by device
+  PooledVector<float> sums;     // of the shards' blocks; empty: not known of all
 };
+
+/// Sums over the shards, each of which has blocks of its own.
+PooledVector<float> add_blocks(std::span<const Variable> losses, std::span<const std::int64_t> rows) {
+  PooledVector<float> sums;
+  for (std::size_t i = 0; i < losses.size(); ++i) {
+    if (rows[i] == 0) continue;
+    const std::span<const float> own = block_sums(losses[i]);
+    if (own.empty() || (!sums.empty() && own.size() != sums.size())) return {};
+    sums.resize(own.size(), 0);
+    std::transform(sums.begin(), sums.end(), own.begin(), sums.begin(), std::plus<>());
+  }
+  return sums;
+}
 
 /// Whether all losses divide by the rows of their stamped batch.
 bool divide_by_batch(std::span<const Variable> losses) {
@@ -114,19 +148,22 @@ void require_labels(const char* op, const Variable& x, const Tensor& labels) {
 Variable nll_loss(const Variable& x, const Tensor& labels) {
   require_labels("nll_loss", x, labels);
   const Factors factors(x.value(), labels, 1);
-  const Tensor loss = empty({}, DType::f32, x.device());
+  const LossPlace loss(x.value());
   if (const Edge* const logits = recorded({&x}) ? log_softmax_argument(x) : nullptr) {
     const Tensor dx = empty(x.shape(), DType::f32, x.device());
-    backend(loss).log_softmax_nll_forward(x.value(), labels, factors.value, loss, factors.gradient, dx);
+    backend(dx).log_softmax_nll_forward(x.value(), labels, factors.value, loss.whole, factors.gradient, dx);
     const Variable receiver(x.value(), logits->node, logits->output);
     const auto gradient = [&] {
-      return LogSoftmaxNllGradient{{x.value(), "input"}, {labels, "labels"}, {dx, "gradient"}, factors.gradient};
+      return LogSoftmaxNllGradient{
+          {x.value(), "input"}, {labels, "labels"}, {dx, "gradient"}, factors.gradient, loss.block_sums};
     };
-    return record(loss, {&receiver}, gradient, factors.normaliser);
+    return record(loss.value, {&receiver}, gradient, factors.normaliser);
   }
-  backend(loss).nll_loss_forward(x.value(), labels, factors.value, loss);
-  const auto gradient = [&] { return NllLossGradient{{labels, "labels"}, x.shape(), factors.gradient}; };
-  return record(loss, {&x}, gradient, factors.normaliser);
+  backend(labels).nll_loss_forward(x.value(), labels, factors.value, loss.whole);
+  const auto gradient = [&] {
+    return NllLossGradient{{labels, "labels"}, x.shape(), factors.gradient, loss.block_sums};
+  };
+  return record(loss.value, {&x}, gradient, factors.normaliser);
 }
 
 Variable cross_entropy(const Variable& x, const Tensor& labels, double label_smoothing) {
@@ -137,13 +174,14 @@ Variable cross_entropy(const Variable& x, const Tensor& labels, double label_smo
   if (label_smoothing == 0) return nll_loss(log_softmax(x), labels);
   const auto smoothing = static_cast<float>(label_smoothing);
   const Factors factors(x.value(), labels, 1);
-  const Tensor loss = empty({}, DType::f32, x.device()), y = result_of(x, x.shape());
+  const LossPlace loss(x.value());
+  const Tensor y = result_of(x, x.shape());
   backend(y).log_softmax_forward(x.value(), y);
-  backend(y).smoothed_nll_forward(y, labels, smoothing, factors.value, loss);
+  backend(y).smoothed_nll_forward(y, labels, smoothing, factors.value, loss.whole);
   const auto gradient = [&] {
-    return CrossEntropyGradient{{y, "log_softmax"}, {labels, "labels"}, smoothing, factors.gradient};
+    return CrossEntropyGradient{{y, "log_softmax"}, {labels, "labels"}, smoothing, factors.gradient, loss.block_sums};
   };
-  return record(loss, {&x}, gradient, factors.normaliser);
+  return record(loss.value, {&x}, gradient, factors.normaliser);
 }
 
 std::int64_t count_in_top(const Variable& x, const Tensor& labels, std::int64_t k) {
@@ -164,10 +202,25 @@ Variable mse_loss(const Variable& input, const Tensor& target) {
   require<DeviceError>(target.device() == x.device(), "mse_loss: input on ", x.device(), ", target on ",
                        target.device());
   const Factors factors(x.value(), target, x.shape().count_from(1));
-  const Tensor loss = empty({}, DType::f32, x.device());
-  backend(loss).mse_loss_forward(x.value(), target, factors.value, loss);
-  const auto gradient = [&] { return MseLossGradient{{x, "input"}, {target, "target"}, factors.gradient}; };
-  return record(loss, {&x}, gradient, factors.normaliser);
+  const LossPlace loss(x.value());
+  backend(target).mse_loss_forward(x.value(), target, factors.value, loss.whole);
+  const auto gradient = [&] {
+    return MseLossGradient{{x, "input"}, {target, "target"}, factors.gradient, loss.block_sums};
+  };
+  return record(loss.value, {&x}, gradient, factors.normaliser);
+}
+
+std::span<const float> block_sums(const Variable& loss) {
+  return loss.requires_grad() && loss.edge().node != nullptr ? loss.edge().node->block_sums(loss.edge().output)
+                                                             : std::span<const float>();
+}
+
+float mean_of_blocks(std::span<const float> sums, std::int64_t terms) {
+  std::vector<float> parts(sums.begin(), sums.end());
+  const auto leaf = [](int low, int high) { return high - low == 1 ? low : -1; };
+  add_by_tree(0, static_cast<int>(parts.size()), leaf,
+              [&](int to, int from) { parts[static_cast<std::size_t>(to)] += parts[static_cast<std::size_t>(from)]; });
+  return parts.at(0) * (1.0f / static_cast<float>(terms));
 }
 
 Variable mean_of_shards(std::span<const Variable> losses, std::span<const std::int64_t> rows, const Rows& batch,
@@ -201,6 +254,7 @@ Variable mean_of_shards(std::span<const Variable> losses, std::span<const std::i
     node->devices.push_back(losses[i].device());
     node->weights.push_back(shares || total == 0 ? 1.0f : weight(i));
   }
+  node->sums = add_blocks(losses, rows);
   node->set_normalisers(shares ? normaliser_of(batch, total) : kOwnRows);
   return Variable(value, std::move(node));
 }

@@ -28,6 +28,13 @@ Variable cross_entropy(const Variable& x, const Tensor& labels, double label_smo
 /// Mean of (x - target)^2 over all elements: (N, ...) both -> scalar.
 Variable mse_loss(const Variable& x, const Tensor& target);
 
+/// What one of the losses above has added up in each block of its batch, by block, 0 of those of which it has no rows;
+/// before backward. Their sums over all devices and ranks make mean_of_blocks() the loss of the whole batch with the
+/// bits of one device. Empty for other results, without a tape, and on GPUs.
+std::span<const float> block_sums(const Variable& loss);
+/// The mean of `terms`, rows or elements of the whole batch, from the blocks' sums.
+float mean_of_blocks(std::span<const float> sums, std::int64_t terms);
+
 /// Number of rows of x (N, C) whose entry at labels (N) i64 is among the k largest of the row, 1 <= k <= C: the
 /// numerator of top-k accuracy. Of equal entries the one with the lower class comes first, while
 /// torch.topk leaves that open; a NaN is larger than any number, as there. A label outside [0, C) is in no top. The

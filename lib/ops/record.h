@@ -29,6 +29,11 @@ struct OpNode final : Node {
       std::apply([](const auto&... saved) { (saved.require_unmodified(Gradient::kName), ...); }, gradient.saved());
   }
   void backward(const Gradients& g) override { gradient.backward(g); }
+  std::span<const float> block_sums(int) const override {
+    if constexpr (requires { gradient.block_sums; })
+      if (gradient.block_sums.defined()) return gradient.block_sums.template span<float>();
+    return {};
+  }
   void release() override { gradient = {}; }
   Gradient gradient;
 };

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <span>
 
 #include "lib/backend/arithmetic.h"
 #include "lib/backend/cpu/cpu_backend.h"
@@ -12,16 +13,24 @@
 namespace duet::cpu {
 namespace {
 
-/// The sum of value(row) over a batch: inside each block, then the tree.
+/// Writes `factor` times the sum of value(row) over a batch: inside each block, then the tree; and the sums of the
+/// blocks.
 template <class Value>
-float sum_over_rows(const Tensor& batch, Value value) {
+void mean_over_rows(const Tensor& batch, float factor, const Tensor& loss, Value value) {
   const Blocks blocks = blocks_of(batch);
+  const Rows stamp = batch.stamp_or_self();
   std::array<float, kMostBlocks> part{};
+  const std::span<float> sums = loss.span<float>().subspan(1);
+  std::ranges::fill(sums, 0.0f);
   for (int leaf = 0; leaf < blocks.leaf_count; ++leaf) {
     const auto [begin, end] = blocks.leaf(leaf);
-    for (std::int64_t row = begin; row < end; ++row) part[static_cast<std::size_t>(leaf)] += value(row);
+    float& sum = part[static_cast<std::size_t>(leaf)];
+    for (std::int64_t row = begin; row < end; ++row) sum += value(row);
+    if (begin == end || sums.empty()) continue;
+    const std::int64_t block = ((stamp.first + begin + 1) * stamp.blocks - 1) / stamp.global;
+    sums[static_cast<std::size_t>(block)] = sum;
   }
-  return sum_by_tree(blocks, part);
+  loss.data<float>()[0] = sum_by_tree(blocks, part) * factor;
 }
 
 void require_labels(const char* op, const Tensor& x, const Tensor& labels) {
@@ -96,8 +105,7 @@ void CpuBackend::nll_loss_forward(const Tensor& x, const Tensor& labels, float f
   const std::int64_t classes = x.size(1);
   const std::int64_t* const label = labels.data<std::int64_t>();
   const float* const values = x.data<float>();
-  *loss.data<float>() =
-      -sum_over_rows(x, [&](std::int64_t row) { return values[row * classes + label[row]]; }) * factor;
+  mean_over_rows(x, factor, loss, [&](std::int64_t row) { return -values[row * classes + label[row]]; });
 }
 
 void CpuBackend::nll_loss_backward(const Tensor& dloss, const Tensor& labels, float factor, const Tensor& dx) {
@@ -137,12 +145,12 @@ void CpuBackend::smoothed_nll_forward(const Tensor& y, const Tensor& labels, flo
   require_labels("cross_entropy", y, labels);
   const std::int64_t classes = y.size(1);
   const double spread = static_cast<double>(smoothing) / static_cast<double>(classes);
-  *loss.data<float>() = -factor * sum_over_rows(y, [&](std::int64_t row) {
+  mean_over_rows(y, factor, loss, [&](std::int64_t row) {
     const float* const values = y.data<float>() + row * classes;
     const double at_label = static_cast<double>(values[labels.data<std::int64_t>()[row]]);
     double total = 0;
     for (std::int64_t c = 0; c < classes; ++c) total += static_cast<double>(values[c]);
-    return static_cast<float>((1 - static_cast<double>(smoothing)) * at_label + spread * total);
+    return -static_cast<float>((1 - static_cast<double>(smoothing)) * at_label + spread * total);
   });
 }
 
@@ -165,12 +173,11 @@ void CpuBackend::smoothed_nll_backward(const Tensor& dloss, const Tensor& y, con
 void CpuBackend::mse_loss_forward(const Tensor& x, const Tensor& target, float factor, const Tensor& loss) {
   const std::int64_t columns = x.shape().count_from(1);
   const float *const a = x.data<float>(), *const b = target.data<float>();
-  *loss.data<float>() = factor * sum_over_rows(x, [&](std::int64_t row) {
-                          float total = 0;
-                          for (std::int64_t i = row * columns; i < (row + 1) * columns; ++i)
-                            total += (a[i] - b[i]) * (a[i] - b[i]);
-                          return total;
-                        });
+  mean_over_rows(x, factor, loss, [&](std::int64_t row) {
+    float total = 0;
+    for (std::int64_t i = row * columns; i < (row + 1) * columns; ++i) total += (a[i] - b[i]) * (a[i] - b[i]);
+    return total;
+  });
 }
 
 void CpuBackend::mse_loss_backward(const Tensor& dloss, const Tensor& x, const Tensor& target, float factor,
