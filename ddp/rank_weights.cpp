@@ -31,7 +31,8 @@ struct RowsOfRank {
 
 /// Hashes what the stamps of all ranks' parts of a batch have in common.
 std::uint64_t hash_of(const Rows& stamp) {
-  const std::uint64_t batch = mixed(static_cast<std::uint64_t>(stamp.step), static_cast<std::uint64_t>(stamp.global));
+  const auto number = [](auto value) { return static_cast<std::uint64_t>(value); };
+  const std::uint64_t batch = mixed(mixed(number(stamp.step), number(stamp.global)), number(stamp.blocks));
   return mixed(batch, stamp.shards == 1 ? 0 : stamp.order);
 }
 
@@ -149,7 +150,8 @@ Divided divided(const std::vector<RankWeights::Batch>& batches) {
                 .first = stamp.first,
                 .end = end,
                 .global = stamp.global,
-                .order = stamp.order};
+                .order = stamp.order,
+                .blocks = stamp.blocks};
     known = known && batch.rows > 0;  // else it is not known how many parts of it are one
   }
   if (!known) sum.mark.whole = 0;

@@ -98,7 +98,7 @@ inline void add_own_options(CLI::App& app, ImageNetOptions& o) {
       ->check(counts)
       ->group(group);
   app.add_flag("--sync-bn", o.sync_bn,
-               "batch norms with statistics of the whole batch: the same bits on 1, 2, 4 and 8 devices and processes")
+               "batch norms with statistics of the whole batch: the same bits on up to 8 devices and processes")
       ->group(group);
   app.add_flag("--no-augment", o.no_augment, "train on images as they are evaluated: resized, the centre")
       ->group(group);

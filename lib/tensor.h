@@ -63,14 +63,14 @@ struct Rows {
   std::int64_t first = 0;
   std::int64_t global = 0;  // 0: not stamped; the tensor is its own global batch
   int shards = 1;           // ranks among which a sampler divided the global batch
-  int blocks = kBlocks;     // of the global batch: see lib/blocks.h
-  bool owned = false;       // each rank has whole blocks: see Note [Owners] there
   /// Hash of the order of samples from which the batch was cut, and of the data set, for comparison between ranks; 0:
   /// unknown. Where shards is 1, one rank's part of an order, which no other rank has. Equality leaves it out.
   std::uint64_t order = 0;
   /// Differs from that of every other batch that loaders of this process have delivered; 0: of no loader. It is no part
   /// of where the rows lie: equality leaves it out.
   std::uint64_t delivery = 0;
+  int blocks = kBlocks;  // of the global batch: see lib/blocks.h
+  bool owned = false;    // each rank has whole blocks: see Note [Owners] there
 
   bool stamped() const { return global > 0; }
   bool operator==(const Rows& other) const {

@@ -1,4 +1,4 @@
-// Steps whose sums are those of 8 blocks of the global batch, with the same bits on 1, 2, 4 and 8 ranks.
+// Steps whose sums are those of the blocks of the global batch, with the same bits on any number of ranks.
 #pragma once
 
 #include <ATen/ATen.h>
@@ -14,8 +14,10 @@
 #include <vector>
 
 #include "ddp/group/flight_recorder.h"
+#include "ddp/group/tree_parts.h"
 #include "lib/base/function_ref.h"
 #include "lib/base/lasting.h"
+#include "lib/blocks.h"
 #include "lib/error.h"
 #include "lib/random.h"
 #include "lib/tensor.h"
@@ -68,16 +70,17 @@ class BlockSeeds {
   std::uint64_t seed_;
 };
 
-/// The blocks of one rank: 8 / ranks of the global batch, one after the other.
+/// The blocks that one rank owns of the global batch, one after the other: see Note [Owners] in lib/blocks.h.
 class BlockSteps {
  public:
-  /// Throws UsageError for another number of blocks than 8, and of ranks than 1, 2, 4 and 8.
-  explicit BlockSteps(ModuleSynchroniser& module) : module_(module) {
-    const int ranks = module.group().size();
-    require<UsageError>(module.options().blocks == kBlocks, "blocks is ", module.options().blocks, ", expected 0 or ",
-                        kBlocks);
-    require<UsageError>(kBlocks % ranks == 0, kBlocks, " blocks cannot be shared out among ", ranks,
-                        " ranks: use 1, 2, 4 or 8");
+  /// Throws UsageError for another number of blocks than 8, 16 or 32, and for more ranks than blocks.
+  explicit BlockSteps(ModuleSynchroniser& module)
+      : module_(module), blocks_(module.options().blocks), rank_(module.group().rank()), ranks_(module.group().size()) {
+    require<UsageError>(is_block_count(blocks_), "blocks is ", blocks_, ", expected 0, 8, 16 or 32");
+    require<UsageError>(ranks_ <= blocks_, blocks_, " blocks cannot be shared out among ", ranks_, " ranks",
+                        ranks_ <= kMostBlocks ? ": use more blocks" : "");
+    require<UsageError>(blocks_ % ranks_ == 0 || module.layout_.device().is_cpu(), blocks_,
+                        " blocks are shared out among ", ranks_, " ranks on CPUs only: on GPUs use 1, 2, 4 or 8 ranks");
     require<UsageError>(module.options().rule == ddp::GradientRule::torch,
                         "with blocks all rows of the global batch count alike: leave out GradientRule::rows");
     require<UsageError>(std::string_view(module.group().backend()) != "nccl",
@@ -85,16 +88,15 @@ class BlockSteps {
                         "tcp, gloo or mpi");
     require<UsageError>(!module.options().static_graph,
                         "static_graph is for backward(): with blocks use find_unused_parameters");
-    own_ = kBlocks / ranks;
-    for (int block = 1; block < own_; ++block) others_.emplace_back(module.layout_, gradient_memory(module.layout_));
+    if (blocks_ % ranks_ != 0) share_parts();
     if (module.options().block_seed) seeds_ = std::make_unique<BlockSeeds>(*module.options().block_seed);
   }
 
   /// Runs loss_of(begin, end), the sum of the losses of these of the rank's rows, and its backward for each block that
   /// has rows, and puts the gradient of the mean over all ranks' rows into the parameters' gradients. Returns this
-  /// rank's part of that mean. Throws UsageError on every rank unless each has its own 8 / ranks blocks of the rows.
+  /// rank's part of that mean. Throws UsageError on every rank unless each has the rows of its own blocks.
   double run(std::int64_t rows, FunctionRef<at::Tensor(std::int64_t begin, std::int64_t end)> loss_of) {
-    const std::int64_t global = global_rows(rows), first = block_begin(first_block(), global);
+    const std::int64_t global = global_rows(rows), first = share_begin(rank_, ranks_, global, blocks_);
     const std::int64_t done = module_.options().steps_before + module_.steps();
     module_.synchroniser_.backward_begins();
     module_.forward_begins();
@@ -105,10 +107,11 @@ class BlockSteps {
     const Lasting::Hold in_block = module_.in_block_.hold();
     std::optional<BlockSeeds::Step> seeds;
     if (seeds_) seeds.emplace(seeds_->seed(), module_.layout_.device());
-    for (int block = 0; block < own_; ++block) {
-      const int number = first_block() + block;
-      if (seeds) seeds->block(static_cast<std::uint64_t>(done * kBlocks + number));
-      const std::int64_t begin = block_begin(number, global) - first, end = block_begin(number + 1, global) - first;
+    sums_.clear();
+    for (int block = first_block(rank_); block < first_block(rank_ + 1); ++block) {
+      if (seeds) seeds->block(static_cast<std::uint64_t>(done * blocks_ + block));
+      const std::int64_t begin = block_begin(block, global, blocks_) - first;
+      const std::int64_t end = block_begin(block + 1, global, blocks_) - first;
       for (std::size_t i = 0; i < used_.size(); ++i) module_.gradient(i) = at::Tensor();
       if (begin < end) {
         const at::Tensor loss = loss_of(begin, end) / static_cast<double>(global);
@@ -117,13 +120,11 @@ class BlockSteps {
         sum += loss.item<double>();
       }
       take_gradients(block);
-      if (block == 0) buffers = copies(module_.buffers_);
+      if (block == first_block(rank_)) buffers = copies(module_.buffers_);
     }
     seeds.reset();
     const at::NoGradGuard no_grad;
     for (std::size_t i = 0; i < buffers.size(); ++i) module_.buffers_[i].copy_(buffers[i]);
-    for (int step = 1; step < own_; step *= 2)
-      for (int block = 0; block + step < own_; block += 2 * step) memory(block).add(memory(block + step));
     // A rank without rows adds zeros to what the others use.
     const bool all = rows == 0 && !module_.options().find_unused_parameters;
     const DuetWork work(module_.layout_.device());
@@ -134,9 +135,36 @@ class BlockSteps {
   }
 
  private:
-  int first_block() const { return module_.group().rank() * own_; }
-  FlatGradients& memory(int block) {
-    return block == 0 ? module_.gradients_ : others_[static_cast<std::size_t>(block - 1)];
+  int first_block(int rank) const { return rank * blocks_ / ranks_; }
+  /// Memory for the sum of subtree number `i` of those that are not complete.
+  FlatGradients& memory(std::size_t i) {
+    while (i > others_.size()) others_.emplace_back(module_.layout_, gradient_memory(module_.layout_));
+    return i == 0 ? module_.gradients_ : others_[i - 1];
+  }
+
+  /// Memory for the sums of this rank's subtrees where some rank has several: where ranks share it, all of them ask for
+  /// as much as the one with the most.
+  void share_parts() {
+    ddp::TreeOrder order;
+    order.set(ranks_, blocks_);
+    std::vector<void*> places;
+    for (int part = 1; part < order.most_parts(); ++part)
+      others_.emplace_back(module_.layout_, gradient_memory(module_.layout_, &module_.group()));
+    for (int part = 1; part < order.parts_of(rank_); ++part)
+      places.push_back(memory(static_cast<std::size_t>(part))[0].data_ptr());
+    module_.synchroniser_.reducer().set_parts(blocks_, module_.gradients_[0].data_ptr(), places);
+  }
+
+  /// Adds the sums on top where they are the two halves of a subtree; in the end one is left for each that the rank
+  /// owns.
+  void add_halves() {
+    while (sums_.size() > 1) {
+      const Subtree right = sums_.back(), left = sums_[sums_.size() - 2];
+      if (left.blocks != right.blocks || left.first % (2 * left.blocks) != 0) return;
+      memory(sums_.size() - 2).add(memory(sums_.size() - 1));
+      sums_.pop_back();
+      sums_.back().blocks *= 2;
+    }
   }
 
   static std::vector<at::Tensor> copies(const std::vector<at::Tensor>& tensors) {
@@ -153,11 +181,13 @@ class BlockSteps {
     std::int64_t global = 0;
     for (const std::int64_t rank_rows : all) global += rank_rows;
     for (std::size_t rank = 0; rank < all.size(); ++rank) {
-      const auto at = static_cast<std::int64_t>(rank) * own_;
-      const std::int64_t expected = block_begin(at + own_, global) - block_begin(at, global);
+      const auto begin = [&](std::size_t of) {
+        return share_begin(static_cast<std::int64_t>(of), ranks_, global, blocks_);
+      };
+      const std::int64_t expected = begin(rank + 1) - begin(rank);
       require<UsageError>(all[rank] == expected, "rank ", rank, " has ", all[rank], " of the ", global,
                           " rows of the global batch, expected its blocks' ", expected,
-                          ": block i of n rows is [i n / 8, (i + 1) n / 8)");
+                          ": block i of n rows is [i n / ", blocks_, ", (i + 1) n / ", blocks_, ")");
     }
     require<UsageError>(global > 0, "the global batch has no rows");
     return global;
@@ -165,9 +195,11 @@ class BlockSteps {
 
   void take_gradients(int block) {
     const at::NoGradGuard no_grad;
+    sums_.push_back({block, 1});
+    FlatGradients& gradients = memory(sums_.size() - 1);
     for (std::size_t i = 0; i < used_.size(); ++i) {
       const at::Tensor& gradient = module_.gradient(i);
-      at::Tensor to = memory(block)[i];
+      at::Tensor to = gradients[i];
       if (gradient.defined()) {
         require<UsageError>(gradient.layout() == at::kStrided, "the gradient of ", module_.layout_.parameters()[i].name,
                             " is sparse: duet sums dense ones");
@@ -177,11 +209,13 @@ class BlockSteps {
         to.zero_();
       }
     }
+    add_halves();
   }
 
   ModuleSynchroniser& module_;
-  int own_ = 0;                        // blocks of this rank
-  std::vector<FlatGradients> others_;  // gradients of the blocks after the first
+  int blocks_, rank_, ranks_;
+  std::vector<FlatGradients> others_;  // see memory()
+  std::vector<Subtree> sums_;          // of the step that runs, by memory
   std::vector<char> used_;             // by parameter: by any block of this rank
   std::unique_ptr<BlockSeeds> seeds_;
 };

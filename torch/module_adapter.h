@@ -33,8 +33,8 @@
 namespace duet::torch {
 
 struct ModuleAdapterOptions {
-  /// Forward and backward run for each of the 8 blocks of the global batch by itself, and gradients are added up by
-  /// duet's tree: then 1, 2, 4 and 8 devices end with the same bits, at the price of smaller kernels. Batch norm takes
+  /// Forward and backward run for each block of the global batch by itself, and gradients are added up by duet's tree:
+  /// then any number of devices ends with the same bits, at the price of smaller kernels. Batch norm takes
   /// its statistics of a block. Dropout is seeded by block; CPU devices that are threads of one process share
   /// LibTorch's generator, so that it differs from run to run there.
   bool equal_bits = false;

@@ -77,8 +77,8 @@ std::string describe(const CallHeader& header) {
 }
 
 std::string describe(const BatchMark& batch) {
-  const std::string rows =
-      concat("rows ", batch.first, " to ", batch.end, " of ", batch.global, " in step ", batch.step);
+  std::string rows = concat("rows ", batch.first, " to ", batch.end, " of ", batch.global, " in step ", batch.step);
+  if (batch.blocks != kBlocks) rows += concat(", ", batch.blocks, " blocks");
   if (batch.order == 0) return rows;
   char order[32];
   std::snprintf(order, sizeof order, ", order %08x", static_cast<unsigned>(batch.order));

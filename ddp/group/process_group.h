@@ -165,6 +165,7 @@ struct BatchMark {
   // The last batch, for errors: this rank has rows [first, end) of its `global` rows.
   std::int64_t step = 0, first = 0, end = 0, global = 0;
   std::uint64_t order = 0;  // hash of the order of samples, from its stamp
+  std::int64_t blocks = kBlocks;
 
   bool operator==(const BatchMark&) const = default;
 };

@@ -237,9 +237,9 @@ Rows Loader::stamp_of(const StepIndices& part, std::int64_t step) const {
           .first = part.first,
           .global = part.global,
           .shards = part.shards,
+          .order = part.order == 0 ? 0 : mixed(part.order, data_hash_),
           .blocks = part.blocks,
-          .owned = part.owned,
-          .order = part.order == 0 ? 0 : mixed(part.order, data_hash_)};
+          .owned = part.owned};
 }
 
 Batch Loader::make(std::int64_t step) const {

@@ -198,7 +198,7 @@ class BatchNorm2d : public Module {
 };
 
 /// torch.nn.SyncBatchNorm for (N, C, H, W): under DataParallel and DistributedDataParallel the statistics are those of
-/// the whole batch, so that 1, 2, 4 and 8 devices end with the same bits; elsewhere a BatchNorm2d. Trains on CPU
+/// the whole batch, so that any number of devices ends with the same bits; elsewhere a BatchNorm2d. Trains on CPU
 /// devices only; DeviceError on others.
 class SyncBatchNorm : public BatchNorm2d {
  public:

@@ -46,7 +46,7 @@ class Module {
   FlatParameters& parameters() { return *context().store; }
   /// The context of the whole model.
   Context& context();
-  /// Whether it and its parts add up over rows as Note [Sums over samples] in lib/backend/backend.h says: only then has
+  /// Whether it and its parts add up over rows as Note [Sums over samples] in lib/blocks.h says: only then has
   /// a batch that is divided over any number of devices the same bits.
   bool sums_by_blocks() const;
   /// Elements of all parameters of this module and its parts; makes no values.

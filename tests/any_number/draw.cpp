@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <functional>
+#include <optional>
 #include <span>
 #include <utility>
 
@@ -71,8 +72,9 @@ class Random {
 /// Convolutions, some with a synchronised batch norm, relu, pooling or dropout after them, and two linear layers.
 class RandomNetwork : public nn::Module {
  public:
-  explicit RandomNetwork(std::uint64_t seed) {
+  RandomNetwork(std::uint64_t seed, bool unused) {
     Random random(seed);
+    if (unused) register_module("unused", unused_.emplace(3, 5));
     std::int64_t channels = 1, size = kSize;
     for (std::int64_t depth = 1 + random.below(3); depth > 0; --depth) {
       const std::int64_t next = 1 + random.below(20);
@@ -107,6 +109,7 @@ class RandomNetwork : public nn::Module {
     layers_.push_back(std::make_unique<Layer>(std::forward<Args>(args)...));
     register_module(std::to_string(layers_.size()), *layers_.back());
   }
+  std::optional<nn::Linear> unused_;
   std::vector<std::unique_ptr<nn::Module>> layers_;
 };
 
@@ -174,7 +177,8 @@ std::vector<float> with_devices(const Draw& draw, nn::Module& model,
 std::ostream& operator<<(std::ostream& out, const Draw& draw) {
   return out << draw.network << ", " << draw.mode << " over " << draw.ranks() << " x " << draw.per_rank << " devices, "
              << draw.blocks << " blocks, " << draw.rows << " rows in batches of " << draw.batch << ", "
-             << draw.optimizer << (draw.clip ? ", clipped" : "") << (draw.bf16 ? ", bf16" : "") << ", " << draw.backend;
+             << draw.optimizer << (draw.clip ? ", clipped" : "") << (draw.bf16 ? ", bf16" : "")
+             << (draw.unused ? ", an unused layer" : "") << ", " << draw.backend;
 }
 
 Draw draw_of(std::uint64_t seed, const std::vector<std::string>& backends) {
@@ -198,6 +202,7 @@ Draw draw_of(std::uint64_t seed, const std::vector<std::string>& backends) {
   draw.backend = random.one_of(backends);
   draw.bf16 = random.below(4) == 0;
   draw.clip = random.below(3) == 0;
+  draw.unused = draw.network == "random" && random.below(3) == 0;
   return draw;
 }
 
@@ -216,7 +221,7 @@ std::unique_ptr<nn::Module> network_of(const Draw& draw) {
         "resnet18",
         {.classes = kClasses, .in_channels = 1, .width = 4, .stem = nn::Stem::cifar, .sync_batch_norm = true});
   } else {
-    network = std::make_unique<RandomNetwork>(draw.seed);
+    network = std::make_unique<RandomNetwork>(draw.seed, draw.unused);
   }
   network->initialise(draw.seed);
   return network;
@@ -231,7 +236,7 @@ std::vector<std::vector<float>> train(const Draw& draw) {
   const auto one_rank = [&](ddp::ProcessGroup& group) {
     const auto model = network_of(draw);
     numbers[static_cast<std::size_t>(group.rank())] = with_devices(draw, *model, [&](nn::Module& inner) {
-      ddp::DistributedDataParallel net(inner, group, {.bucket_limits = {5000}});
+      ddp::DistributedDataParallel net(inner, group, {.bucket_limits = {5000}, .find_unused_parameters = draw.unused});
       return train_rank(draw, *model, net, group.rank(), group.size());
     });
   };

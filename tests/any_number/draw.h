@@ -21,6 +21,7 @@ struct Draw {
   std::string optimizer;  // "sgd", "adamw"
   std::string backend;    // of ddp
   bool bf16 = false, clip = false;
+  bool unused = false;     // a layer that the loss does not use
   std::uint64_t seed = 0;  // of data and network
   int ranks() const { return devices / per_rank; }
 };

@@ -1,17 +1,36 @@
 // Trainings end with the same bits alone and on any number of devices.
+#include <algorithm>
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
+#include <functional>
 #include <iostream>
+#include <memory>
 #include <string>
 #include <vector>
 
+#include "ddp/comm_hook.h"
+#include "ddp/distributed_data_parallel.h"
+#include "ddp/group/process_group.h"
+#include "ddp/rank_threads.h"
 #include "ddp/transport/modules.h"
+#include "dp/data_parallel.h"
+#include "lib/blocks.h"
+#include "lib/data/loader.h"
+#include "lib/device.h"
+#include "lib/nn/layers.h"
+#include "lib/nn/module.h"
+#include "lib/ops/losses.h"
+#include "lib/optim/sgd.h"
 #include "lib/parse_number.h"
+#include "lib/random.h"
+#include "lib/tensor.h"
 #include "tests/any_number/draw.h"
 #include "tests/support/catch2.h"
 
+using namespace duet;
 using namespace duet_test;
 
 namespace {
@@ -45,6 +64,116 @@ void check_draw(std::uint64_t seed) {
 }
 
 }  // namespace
+
+namespace {
+
+constexpr std::int64_t kRows = 22;
+
+/// Its batch norm has statistics of one device's rows.
+class Network : public nn::Module {
+ public:
+  Network() {
+    register_module("conv", conv_);
+    register_module("norm", norm_);
+    register_module("fc", fc_);
+    initialise(3);
+  }
+  Variable forward(nn::Context& context, const Variable& x) const override {
+    return fc_.forward(context, flatten_.forward(context, norm_.forward(context, conv_.forward(context, x))));
+  }
+  using nn::Module::forward;
+
+ private:
+  nn::Conv2d conv_{1, 2, 3};
+  nn::BatchNorm2d norm_{2};
+  nn::Flatten flatten_;
+  nn::Linear fc_{8, 3};
+};
+
+/// A rank's rows of a batch, as BlockedBatches gives them.
+data::Batch batch_of(int rank, int ranks, std::uint64_t step) {
+  data::Batch all{empty({kRows, 1, 4, 4}), empty({kRows}, DType::i64)};
+  Mt19937(step).randn(all.images.span<float>());
+  for (std::int64_t row = 0; row < kRows; ++row) all.labels.data<std::int64_t>()[row] = row % 3;
+  const std::int64_t begin = share_begin(rank, ranks, kRows, 8), end = share_begin(rank + 1, ranks, kRows, 8);
+  data::Batch own{all.images.rows(begin, end), all.labels.rows(begin, end)};
+  const Rows stamp{
+      .step = static_cast<std::int64_t>(step), .first = begin, .global = kRows, .shards = ranks, .owned = true};
+  own.images.set_stamp(stamp);
+  own.labels.set_stamp(stamp);
+  return own;
+}
+
+/// One update from the gradients of as many batches.
+std::vector<float> update(nn::Module& model, nn::Module& net, int rank, int ranks, std::uint64_t batches,
+                          const std::function<std::shared_ptr<const void>()>& no_sync = {}) {
+  optim::SGD optimizer(model, {.lr = 0.1f});
+  optimizer.zero_grad();
+  for (std::uint64_t step = 0; step < batches; ++step) {
+    const auto guard = no_sync && step + 1 < batches ? no_sync() : nullptr;
+    const data::Batch batch = batch_of(rank, ranks, step);
+    ops::cross_entropy(net(batch.images), batch.labels).backward();
+  }
+  optimizer.step();
+  const auto values = model.parameters().values().span<float>();
+  return {values.begin(), values.end()};
+}
+
+std::vector<float> by_replicas(std::uint64_t batches) {
+  Network model;
+  dp::DataParallel net(model, {.devices = first_devices(DeviceKind::cpu, 3)});
+  return update(model, net, 0, 1, batches);
+}
+
+/// Of each of three ranks.
+std::vector<std::vector<float>> by_ranks(std::uint64_t batches, const std::shared_ptr<ddp::CommHook>& hook = nullptr) {
+  std::vector<std::vector<float>> values(3);
+  const auto train = [&](ddp::ProcessGroup& group) {
+    Network model;
+    ddp::DistributedDataParallel net(model, group, {.comm_hook = hook});
+    const auto no_sync = [&] { return std::make_shared<ddp::DistributedDataParallel::NoSync>(net.no_sync()); };
+    values[static_cast<std::size_t>(group.rank())] = update(model, net, group.rank(), group.size(), batches, no_sync);
+  };
+  ddp::run_rank_threads(3, train, {.backend = "shm"});
+  CHECK(values[1] == values[0]);
+  CHECK(values[2] == values[0]);
+  return values;
+}
+
+float largest_difference(const std::vector<float>& one, const std::vector<float>& other) {
+  REQUIRE(one.size() == other.size());
+  float largest = 0;
+  for (std::size_t i = 0; i < one.size(); ++i) largest = std::max(largest, std::abs(one[i] - other[i]));
+  return largest;
+}
+
+/// Sums in half the memory; one for each rank, as it keeps buffers.
+class Halves final : public ddp::CommHook {
+ public:
+  ddp::Work start(ddp::ProcessGroup& group, const ddp::GradBucket& bucket) override {
+    return hooks_[static_cast<std::size_t>(group.rank())].start(group, bucket);
+  }
+  void finish(ddp::ProcessGroup& group, const ddp::GradBucket& bucket) override {
+    hooks_[static_cast<std::size_t>(group.rank())].finish(group, bucket);
+  }
+
+ private:
+  std::vector<ddp::CompressionHook> hooks_{3, ddp::CompressionHook(ddp::HalfFormat::bf16)};
+};
+
+}  // namespace
+
+TEST_CASE("batch norms of one device's rows learn the same under DP and DDP on three devices") {
+  CHECK(by_ranks(1)[0] == by_replicas(1));
+}
+
+TEST_CASE("gradients that accumulate on three ranks are those of all rows, to rounding") {
+  CHECK(largest_difference(by_ranks(3)[0], by_replicas(3)) < 1e-6f);
+}
+
+TEST_CASE("a communication hook on three ranks gets the sum of a rank's parts") {
+  CHECK(largest_difference(by_ranks(1, std::make_shared<Halves>())[0], by_replicas(1)) < 1e-3f);
+}
 
 TEST_CASE("drawn trainings on 1 to 8 devices end with one device's bits") {
   if (std::getenv("DUET_DRAW") != nullptr) return check_draw(number_of("DUET_DRAW", 0));

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "lib/backend/backend.h"
+#include "lib/blocks.h"
 #include "lib/random.h"
 #include "tests/support/catch2.h"
 
@@ -26,13 +27,14 @@ std::string expression(const Blocks& blocks, std::vector<std::string> names) {
 }
 
 /// The rule in words: block i of the batch restricted to rows [first, first + rows), empty ones left out.
-std::string rule(std::int64_t global, std::int64_t first, std::int64_t rows, int low, int high) {
+std::string rule(std::int64_t global, std::int64_t first, std::int64_t rows, int low, int high, int blocks = 8) {
   if (high - low == 1) {
-    const std::int64_t begin = std::max(low * global / 8, first), end = std::min((low + 1) * global / 8, first + rows);
+    const std::int64_t begin = std::max(low * global / blocks, first);
+    const std::int64_t end = std::min((low + 1) * global / blocks, first + rows);
     return begin < end ? std::to_string(low) : "";
   }
-  const std::string left = rule(global, first, rows, low, (low + high) / 2),
-                    right = rule(global, first, rows, (low + high) / 2, high);
+  const std::string left = rule(global, first, rows, low, (low + high) / 2, blocks),
+                    right = rule(global, first, rows, (low + high) / 2, high, blocks);
   if (left.empty() || right.empty()) return left + right;
   return "(" + left + "+" + right + ")";
 }
@@ -82,6 +84,48 @@ TEST_CASE("every shard of every batch has its blocks and its part of the tree") 
         CHECK(blocks.add_zero == (global < 8));
       }
       CHECK(seen == global);
+    }
+}
+
+TEST_CASE("maximal subtrees of a run of blocks, and how parts of the tree are added up") {
+  using All = PooledVector<Subtree>;
+  CHECK(subtrees_of(0, 8) == All{{0, 8}});
+  CHECK(subtrees_of(2, 5) == All{{2, 2}, {4, 1}});
+  CHECK(subtrees_of(5, 8) == All{{5, 1}, {6, 2}});
+  CHECK(subtrees_of(1, 31) == All{{1, 1}, {2, 2}, {4, 4}, {8, 8}, {16, 8}, {24, 4}, {28, 2}, {30, 1}});
+  CHECK(subtrees_of(3, 3).empty());
+  for (const int blocks : {8, 16, 32})
+    for (int workers = 1; workers <= blocks; ++workers) {
+      CAPTURE(blocks, workers);
+      std::vector<Subtree> parts;
+      for (int w = 0; w < workers; ++w) {
+        const All own = subtrees_of(w, workers, blocks);
+        CHECK((workers == 1 || own.size() <= kMostSubtrees));
+        parts.insert(parts.end(), own.begin(), own.end());
+      }
+      std::vector<std::string> sums, expected;
+      for (const Subtree& part : parts) sums.push_back(rule(blocks, 0, blocks, part.first, part.end(), blocks));
+      const Subtree whole{0, blocks};
+      for (const auto& [to, from] : additions_of(parts, {&whole, 1}))
+        sums[static_cast<std::size_t>(to)] =
+            "(" + sums[static_cast<std::size_t>(to)] + "+" + sums[static_cast<std::size_t>(from)] + ")";
+      CHECK(sums[0] == rule(blocks, 0, blocks, 0, blocks, blocks));
+    }
+  CHECK(additions_of(4) == std::vector<Addition>{{0, 1}, {2, 3}, {0, 2}});
+  CHECK(additions_of(3) == std::vector<Addition>{{0, 1}, {0, 2}});
+}
+
+TEST_CASE("batches of 16 and 32 blocks are summed by their tree") {
+  for (const int blocks : {16, 32})
+    for (const std::int64_t global : {100, 13, 32, 1}) {
+      CAPTURE(blocks, global);
+      const Blocks all = blocks_of({.global = global, .blocks = blocks}, global);
+      std::vector<std::string> names;
+      for (int i = 0; i < blocks; ++i)
+        if (i * global / blocks < (i + 1) * global / blocks) names.push_back(std::to_string(i));
+      REQUIRE(all.leaf_count == std::ssize(names));
+      CHECK(expression(all, names) == rule(global, 0, global, 0, blocks, blocks));
+      CHECK(all.add_zero == (global < blocks));
     }
 }
 

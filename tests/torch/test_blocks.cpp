@@ -36,15 +36,15 @@ struct Blocked {
 
 /// Rank 0's result after 5 steps of `rows` rows.
 template <class Network>
-Blocked train(int ranks, std::int64_t rows, at::IntArrayRef shape) {
+Blocked train(int ranks, std::int64_t rows, at::IntArrayRef shape, int blocks) {
   at::set_num_threads(1);
   Blocked result;
   duet::ddp::run_rank_threads(ranks, [&](ProcessGroup& group) {
     auto model = make_with_values<Network>();
-    DistributedDataParallel net(*model, group, {.bucket_limits = {2000}, .blocks = 8});
+    DistributedDataParallel net(*model, group, {.bucket_limits = {2000}, .blocks = blocks});
     torch::optim::SGD optimizer(model->parameters(), torch::optim::SGDOptions(0.05).momentum(0.5));
-    const std::int64_t begin = duet::block_begin(group.rank(), rows, group.size());
-    const std::int64_t count = duet::block_begin(group.rank() + 1, rows, group.size()) - begin;
+    const std::int64_t begin = duet::share_begin(group.rank(), group.size(), rows, blocks);
+    const std::int64_t count = duet::share_begin(group.rank() + 1, group.size(), rows, blocks) - begin;
     double loss = 0;
     for (int step = 0; step < 5; ++step) {
       std::vector<std::int64_t> sizes = shape.vec();
@@ -65,11 +65,11 @@ Blocked train(int ranks, std::int64_t rows, at::IntArrayRef shape) {
 }
 
 template <class Network>
-void same_on_all_numbers_of_ranks(std::int64_t rows, at::IntArrayRef shape) {
-  const Blocked one = train<Network>(1, rows, shape);
-  for (const int ranks : {2, 4, 8}) {
-    INFO(Network::kName << ", " << rows << " rows on " << ranks << " ranks");
-    const Blocked several = train<Network>(ranks, rows, shape);
+void same_on_all_numbers_of_ranks(std::int64_t rows, at::IntArrayRef shape, int blocks = 8) {
+  const Blocked one = train<Network>(1, rows, shape, blocks);
+  for (int ranks = 2; ranks <= 8; ++ranks) {
+    INFO(Network::kName << ", " << rows << " rows, " << blocks << " blocks on " << ranks << " ranks");
+    const Blocked several = train<Network>(ranks, rows, shape, blocks);
     CHECK(same_bits(several.parameters, one.parameters));
     CHECK(same_bits(several.gradients, one.gradients));
     CHECK(same_bits(several.buffers, one.buffers));
@@ -79,8 +79,10 @@ void same_on_all_numbers_of_ranks(std::int64_t rows, at::IntArrayRef shape) {
 
 }  // namespace
 
-TEST_CASE("LibTorch in blocks: 1, 2, 4 and 8 ranks end with the same bits") {
+TEST_CASE("LibTorch in blocks: 1 to 8 ranks end with the same bits") {
   for (const std::int64_t rows : {24, 21, 5}) same_on_all_numbers_of_ranks<SimpleCnn>(rows, {0, 1, 28, 28});
+  same_on_all_numbers_of_ranks<SimpleCnn>(37, {0, 1, 28, 28}, 16);
+  same_on_all_numbers_of_ranks<SimpleCnn>(21, {0, 1, 28, 28}, 32);
   same_on_all_numbers_of_ranks<BatchNorm>(19, {0, 2, 6, 6});
 }
 
@@ -185,7 +187,7 @@ TEST_CASE("LibTorch in blocks: a training goes on from any step on another numbe
   const std::vector<Tensor> whole = train_from(scratch.path("whole"), 1, 100, {});
   for (std::uint64_t draw = 1; draw <= 10; ++draw) {
     duet::Mt19937 random(draw);
-    const int first = 1 << random.random() % 4, second = 1 << random.random() % 4;
+    const int first = static_cast<int>(1 + random.random() % 8), second = static_cast<int>(1 + random.random() % 8);
     const std::int64_t stop = random.random() % 11;
     INFO("draw " << draw << ": " << first << " -> " << second << " ranks after step " << stop << " of 10");
     const std::string file = scratch.path(std::to_string(draw));
@@ -215,9 +217,9 @@ TEST_CASE("LibTorch in blocks: misuse is an error on every rank") {
          try_ranks(Over::memory, ranks, {}, [&](ProcessGroup& group) { step(group, blocks, rows, in_blocks); }))
       CHECK_THAT(text_of(failure), ContainsSubstring(text));
   };
-  check(1, 4, 8, true, "blocks is 4, expected 0 or 8");
-  check(3, 8, 8, true, "8 blocks cannot be shared out among 3 ranks");
-  check(1, 0, 8, true, "needs the option blocks = 8");
+  check(1, 4, 8, true, "blocks is 4, expected 0, 8, 16 or 32");
+  check(9, 8, 8, true, "8 blocks cannot be shared out among 9 ranks: use more blocks");
+  check(1, 0, 8, true, "needs the option blocks");
   check(1, 8, 8, false, "a step is made by backward_in_blocks()");
   check(4, 8, 3, true, "");  // 12 rows, 3 on each rank
   check(8, 8, 0, true, "the global batch has no rows");
