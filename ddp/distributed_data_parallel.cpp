@@ -77,9 +77,10 @@ class ModuleHooks final : public GradientSynchroniser {
     return {next_forward(), x != nullptr && x->shape().rank() > 0 ? x->shape()[0] : 1, stamp};
   }
 
-  /// Before each forward that records. Returns what runs the module on this batch: the module, or replicas of it where
-  /// this rank owns several subtrees of the blocks.
-  const nn::Module& runner_for(const Rows& stamp) {
+  /// Before each forward that records, or trains batch norms. Returns what runs the module on the batch of its first
+  /// input tensor `x`: the module, or replicas of it where this rank owns several subtrees of the blocks.
+  const nn::Module& runner_for(const Variable* x) {
+    const Rows stamp = x != nullptr ? x->value().stamp() : Rows{};
     const int ranks = group().size();
     if (!stamp.owned || stamp.shards == 1 || stamp.blocks % ranks == 0 || store_.device().kind != DeviceKind::cpu ||
         !group().takes_parts())
@@ -334,7 +335,8 @@ T DistributedDataParallel::run(nn::Context& context, const T& input) const {
   RankWeights::Batch batch;
   if (grad_enabled()) batch = hooks_->batch_of(nn::first_tensor(input));
   const ScopedValue<BatchSums*> sums(context.batch_sums, &hooks_->sums());
-  const nn::Module& runner = grad_enabled() ? hooks_->runner_for(batch.stamp) : module_;
+  const bool adds_up = grad_enabled() || training();
+  const nn::Module& runner = adds_up ? hooks_->runner_for(nn::first_tensor(input)) : module_;
   const auto forward = [&] {
     T output = runner.forward(context, input);
     return grad_enabled() ? output_of_batch(output, hooks_->weights(), batch) : output;

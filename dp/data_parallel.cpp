@@ -7,6 +7,7 @@
 
 #include "dp/parallel_apply.h"
 #include "dp/scatter_gather.h"
+#include "lib/autograd/grad_mode.h"
 #include "lib/autograd/node.h"
 #include "lib/backend/backend.h"
 #include "lib/base/fault_point.h"
@@ -74,8 +75,9 @@ nn::Value DataParallel::forward(nn::Context& context, const nn::Value& input) co
   {
     const TraceSpan span("scatter", options_.devices[0]);
     const int devices = static_cast<int>(options_.devices.size());
-    cut = blocked && !has_order_ ? even_cut(x->shape()[0], devices)
-                                 : cut_of(whole, devices, options_.dim, blocked ? Split::blocked : Split::chunk);
+    const bool sums = has_order_ && (grad_enabled() || training());
+    cut = blocked && !sums ? even_cut(x->shape()[0], devices)
+                           : cut_of(whole, devices, options_.dim, blocked ? Split::blocked : Split::chunk);
     pieces = scatter(whole, options_.devices, cut, options_.dim);
     TimedParts::end_part(options_.devices);
   }
@@ -83,7 +85,7 @@ nn::Value DataParallel::forward(nn::Context& context, const nn::Value& input) co
   const Rows stamp = batch != nullptr ? batch->value().stamp() : Rows{};
   const std::shared_ptr<Replicas>& replicas = replicas_for(cut, stamp);
   if (replicas->size() == 1) return forward_(context, pieces[0]);
-  return run_replicas(replicas, context, pieces, stamp,
+  return run_replicas(replicas, context, pieces, {cut, stamp},
                       batch != nullptr && batch->shape().rank() > 0 ? batch->shape()[0] : 1);
 }
 
@@ -98,11 +100,12 @@ const std::shared_ptr<Replicas>& DataParallel::replicas_for(const Cut& cut, cons
 }
 
 nn::Value DataParallel::run_replicas(const std::shared_ptr<Replicas>& replicas, nn::Context& context,
-                                     const PooledVector<nn::Value>& pieces, const Rows& batch,
+                                     const PooledVector<nn::Value>& pieces, const CutBatch& from,
                                      std::int64_t count) const {
+  const Rows& batch = from.stamp;
   require<UsageError>(context.stream == nullptr,
-                      "PyTorch's stream of random numbers has one order, so it needs one device, got ",
-                      options_.devices.size());
+                      "PyTorch's stream of random numbers has one order, so it needs one replica, got ",
+                      replicas->size());
   {
     const TraceSpan span("replicate", options_.devices[0]);
     replicas->replicate(context, static_cast<int>(pieces.size()), {batch.first, batch.first + count});
@@ -111,24 +114,18 @@ nn::Value DataParallel::run_replicas(const std::shared_ptr<Replicas>& replicas, 
   const PooledVector<nn::Value> outputs = parallel_apply(replicas, context, pieces, normaliser_of(batch, count));
   context.draws.take(replicas->context(0).draws);  // all replicas count alike
   TimedParts::end_part(options_.devices);
-  PooledVector<std::int64_t> sizes;
-  for (const nn::Value& piece : pieces) {
-    const Variable* const rows = nn::first_tensor(piece);
-    sizes.push_back(rows ? rows->shape()[options_.dim] : 1);
-  }
   const TraceSpan span("gather", options_.devices[0]);
   fault_point("gather");
-  nn::Value joined = join(outputs, sizes, batch);
+  nn::Value joined = join(outputs, from);
   TimedParts::end_part(options_.devices);
   return joined;
 }
 
-nn::Value DataParallel::join(const PooledVector<nn::Value>& outputs, const PooledVector<std::int64_t>& sizes,
-                             const Rows& batch) const {
-  if (options_.loss == nullptr) return gather(outputs, *options_.output_device, options_.dim);
+nn::Value DataParallel::join(const PooledVector<nn::Value>& outputs, const CutBatch& from) const {
+  if (options_.loss == nullptr) return gather(outputs, *options_.output_device, options_.dim, from);
   PooledVector<Variable> losses;
   for (const nn::Value& output : outputs) losses.push_back(output.variable());
-  return ops::mean_of_shards(losses, sizes, batch, *options_.output_device);
+  return ops::mean_of_shards(losses, from.cut.sizes, from.stamp, *options_.output_device);
 }
 
 }  // namespace duet::dp

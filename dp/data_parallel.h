@@ -54,13 +54,12 @@ class DataParallel : public nn::Module {
   void require_same_replicas() const { replicas_->require_same_values(); }
 
  private:
-  /// `batch`: the stamp of what the pieces were cut from, of which `count` rows are here.
+  /// `from`: what the pieces were cut from, of which `count` rows are here.
   nn::Value run_replicas(const std::shared_ptr<Replicas>& replicas, nn::Context& context,
-                         const PooledVector<nn::Value>& pieces, const Rows& batch, std::int64_t count) const;
+                         const PooledVector<nn::Value>& pieces, const CutBatch& from, std::int64_t count) const;
   /// The replicas for this cut.
   const std::shared_ptr<Replicas>& replicas_for(const Cut& cut, const Rows& batch) const;
-  nn::Value join(const PooledVector<nn::Value>& outputs, const PooledVector<std::int64_t>& sizes,
-                 const Rows& batch) const;
+  nn::Value join(const PooledVector<nn::Value>& outputs, const CutBatch& from) const;
 
   nn::Module& module_;
   DataParallelOptions options_;

@@ -12,6 +12,7 @@
 #include "lib/autograd/grad_mode.h"
 #include "lib/backend/backend.h"
 #include "lib/error.h"
+#include "lib/ops/losses.h"
 #include "lib/ops/ops.h"
 
 namespace duet::dp {
@@ -226,9 +227,38 @@ PooledVector<Variable> scatter(const Variable& whole, std::span<const Device> de
   return pieces;
 }
 
-Variable gather(std::span<const Variable> pieces, Device device, int dim) {
+namespace {
+
+/// One for each device, of the losses of its pieces.
+PooledVector<Variable> means_of_devices(std::span<const Variable> losses, const CutBatch& from) {
+  PooledVector<Variable> means;
+  for (std::size_t begin = 0, end = 0; begin < losses.size(); begin = end) {
+    while (end < losses.size() && from.cut.devices[end] == from.cut.devices[begin]) ++end;
+    const auto own = losses.subspan(begin, end - begin);
+    const bool shares = std::ranges::all_of(own, [](const Variable& loss) {
+      return loss.requires_grad() && (loss.edge().node->normalisers() & kOwnRows) == 0;
+    });
+    require<UsageError>(
+        own.size() == 1 || shares,
+        "the module gives one number for each run of a device that owns several subtrees of the batch's "
+        "blocks, which is no loss divided by the rows of the global batch: give numbers by row, use a "
+        "number of devices that divides that of the blocks, or batches without a stamp");
+    means.push_back(own.size() == 1 ? own[0]
+                                    : ops::mean_of_shards(own, std::span(from.cut.sizes).subspan(begin, end - begin),
+                                                          from.stamp, own[0].device()));
+  }
+  return means;
+}
+
+}  // namespace
+
+Variable gather(std::span<const Variable> pieces, Device device, int dim, const CutBatch& from) {
   require<ShapeError>(!pieces.empty(), "gather: expected at least one tensor to gather from");
   const bool scalars = pieces[0].shape().rank() == 0;
+  if (scalars && !from.cut.subtrees.empty()) {
+    const PooledVector<Variable> means = means_of_devices(pieces, from);
+    return means.size() == 1 ? means[0] : gather(means, device, dim);
+  }
   PooledVector<Variable> plain;
   PooledVector<Tensor> tensors;
   bool record = false;
@@ -275,7 +305,7 @@ PooledVector<nn::Value> scatter(const nn::Value& value, std::span<const Device> 
   return values;
 }
 
-nn::Value gather(std::span<const nn::Value> pieces, Device device, int dim) {
+nn::Value gather(std::span<const nn::Value> pieces, Device device, int dim, const CutBatch& from) {
   require<ShapeError>(!pieces.empty(), "gather: expected at least one tensor to gather from");
   const nn::Value& first = pieces[0];
   for (const nn::Value& piece : pieces)
@@ -284,12 +314,12 @@ nn::Value gather(std::span<const nn::Value> pieces, Device device, int dim) {
   if (first.is_variable()) {
     PooledVector<Variable> variables;
     for (const nn::Value& piece : pieces) variables.push_back(piece.variable());
-    return gather(std::span<const Variable>(variables), device, dim);
+    return gather(std::span<const Variable>(variables), device, dim, from);
   }
   const auto gather_item = [&](auto item_of) {
     PooledVector<nn::Value> items;
     for (const nn::Value& piece : pieces) items.push_back(item_of(piece));
-    return gather(std::span<const nn::Value>(items), device, dim);
+    return gather(std::span<const nn::Value>(items), device, dim, from);
   };
   if (first.is_list()) {
     nn::List list;

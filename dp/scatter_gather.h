@@ -50,10 +50,18 @@ Cut even_cut(std::int64_t n, int k);
 /// Cuts the rows of a value, or of another dimension. Throws as scatter().
 Cut cut_of(const nn::Value& value, int devices, int dim = 0, Split split = Split::chunk);
 
+/// Where pieces come from, for gather(): the cut, and the stamp of what was cut.
+struct CutBatch {
+  Cut cut{};
+  Rows stamp{};
+};
+
 /// Joins pieces along `dim` on `device`; scalars become a vector. The gradient is scattered to the pieces. Throws
-/// ShapeError that shows both sizes when pieces do not fit.
-Variable gather(std::span<const Variable> pieces, Device device, int dim = 0);
+/// ShapeError that shows both sizes when pieces do not fit. `from`: of one device with several pieces scalars become
+/// one, the mean of its rows; of one device alone there is no vector. Throws UsageError for such scalars that are no
+/// losses which were divided by the rows of the global batch: what they are of all pieces is not known.
+Variable gather(std::span<const Variable> pieces, Device device, int dim = 0, const CutBatch& from = {});
 /// Joins values of the same structure; throws ShapeError when structures differ.
-nn::Value gather(std::span<const nn::Value> pieces, Device device, int dim = 0);
+nn::Value gather(std::span<const nn::Value> pieces, Device device, int dim = 0, const CutBatch& from = {});
 
 }  // namespace duet::dp

@@ -181,3 +181,55 @@ TEST_CASE("drawn trainings on 1 to 8 devices end with one device's bits") {
   std::cout << "draws " << first << " to " << first + draws - 1 << "\n";
   for (std::uint64_t seed = first; seed < first + draws; ++seed) check_draw(seed);
 }
+
+namespace {
+
+/// Gives its loss, or where `loss` is false another one that ignores the stamp.
+class LossInside : public nn::Module {
+ public:
+  explicit LossInside(bool loss) : loss_(loss) { register_module("fc", fc_); }
+  nn::Value forward(nn::Context& context, const nn::Value& input) const override {
+    const Variable y = fc_.forward(context, flatten_.forward(context, input.list()[0].variable()));
+    const Tensor& labels = input.list()[1].variable().value();
+    if (loss_) return ops::cross_entropy(y, labels);
+    Tensor ones = empty(y.shape());
+    std::ranges::fill(ones.span<float>(), 1.0f);
+    ones.set_stamp({});
+    Tensor plain = y.value();
+    return ops::mse_loss(Variable(plain.set_stamp({}), y.edge().node, y.edge().output), ones);
+  }
+  Variable forward(nn::Context&, const Variable&) const override { throw UsageError("takes a list"); }
+  using nn::Module::forward;
+
+ private:
+  bool loss_;
+  nn::Flatten flatten_;
+  nn::Linear fc_{16, 3};
+};
+
+}  // namespace
+
+TEST_CASE("a loss in the module is that of a device's rows, and other numbers of several pieces are an error") {
+  const auto gradient_of = [](nn::Module& model, nn::Module& net, int rank, int ranks) {
+    const data::Batch batch = batch_of(rank, ranks, 0);
+    const nn::Value loss = net(nn::Value(nn::List{Variable(batch.images), Variable(batch.labels)}));
+    loss.variable().backward();
+    const auto gradients = model.parameters().gradients().span<float>();
+    return std::vector<float>(gradients.begin(), gradients.end());
+  };
+  LossInside single(true);
+  single.initialise(3);
+  const std::vector<float> expected = gradient_of(single, single, 0, 1);
+  const auto rank = [&](bool loss) {
+    return [&, loss](ddp::ProcessGroup& group) {
+      LossInside model(loss);
+      model.initialise(3);
+      ddp::DistributedDataParallel net(model, group);
+      const std::vector<float> gradient = gradient_of(model, net, group.rank(), group.size());  // throws
+      CHECK(gradient == expected);
+    };
+  };
+  ddp::run_rank_threads(3, rank(true), {.backend = "memory"});
+  CHECK_THROWS_WITH(ddp::run_rank_threads(3, rank(false), {.backend = "memory"}),
+                    ContainsSubstring("gives one number for each run of a device that owns several subtrees"));
+}
