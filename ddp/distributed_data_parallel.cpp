@@ -64,6 +64,9 @@ class ModuleHooks final : public GradientSynchroniser {
         range_(module.range()),
         options_(options),
         sums_(group),
+        may_be_cut_(module.sums_by_blocks() && module.all_modules([](const nn::Module& one) {
+          return dynamic_cast<const dp::DataParallel*>(&one) == nullptr;  // which cuts by itself
+        })),
         at_begin_(store_.hooks().at_backward_begin([this] { backward_begins(); })),
         on_ready_(store_.hooks().on_grad_ready([this](int slot) { grad_ready(slot); })),
         at_end_(store_.hooks().at_backward_end([this] { backward_ended(); })) {}
@@ -77,20 +80,31 @@ class ModuleHooks final : public GradientSynchroniser {
     return {next_forward(), x != nullptr && x->shape().rank() > 0 ? x->shape()[0] : 1, stamp};
   }
 
-  /// Before each forward that records, or trains batch norms. Returns what runs the module on the batch of its first
-  /// input tensor `x`: the module, or replicas of it where this rank owns several subtrees of the blocks.
-  const nn::Module& runner_for(const Variable* x) {
+  /// Before each forward that records, of a batch whose first tensor is `x`. Returns whether ranks own the blocks of
+  /// its batch, of which some have several subtrees.
+  bool owns_subtrees(const Variable* x) {
     const Rows stamp = x != nullptr ? x->value().stamp() : Rows{};
-    const int ranks = group().size();
-    if (!stamp.owned || stamp.shards == 1 || stamp.blocks % ranks == 0 || store_.device().kind != DeviceKind::cpu ||
-        !group().takes_parts())
-      return module_;
-    if (parts_ == nullptr) own_subtrees(stamp.blocks);
-    require<UsageError>(parts_->blocks == stamp.blocks, "this batch has ", stamp.blocks, " blocks, batches before it ",
-                        parts_->blocks, ": a run has one number of blocks");
-    const bool cuts_itself = dynamic_cast<const dp::DataParallel*>(&module_) != nullptr;
-    if (cuts_itself || parts_->subtrees.size() == 1) return module_;
-    if (pieces_ == nullptr) pieces_ = std::make_unique<dp::DataParallel>(module_, dp::DataParallelOptions{});
+    const bool owns = stamp.owned && stamp.shards > 1 && stamp.blocks % group().size() != 0 &&
+                      store_.device().kind == DeviceKind::cpu && group().takes_parts();
+    if (owns) own_subtrees(stamp.blocks);
+    return owns;
+  }
+  /// Null: gradients of this rank's forwards are one sum, as under no_sync().
+  std::shared_ptr<nn::GradientParts> parts() const { return synchronises() ? parts_ : nullptr; }
+
+  /// What runs the module on such a batch: the module, or where this rank has several subtrees replicas of it, one for
+  /// each. Inputs that are not rows of the batch, and modules that would mix up rows, are not cut.
+  template <class T>
+  const nn::Module& runner_for(const T& input) {
+    if (parts() == nullptr || parts_->subtrees.size() == 1 || !may_be_cut_) return module_;
+    bool rows = true;
+    const std::int64_t count = nn::first_tensor(input)->shape()[0];
+    nn::for_each_tensor(nn::Value(input),
+                        [&](const Variable& x) { rows = rows && x.shape().rank() > 0 && x.shape()[0] == count; });
+    if (!rows || count == 0) return module_;
+    if (pieces_ == nullptr)
+      pieces_ = std::make_unique<dp::DataParallel>(
+          module_, dp::DataParallelOptions{.devices = {store_.device()}, .traced = false});
     return *pieces_;
   }
 
@@ -116,9 +130,15 @@ class ModuleHooks final : public GradientSynchroniser {
       group().broadcast(written_values(store_, range_), root).wait();
       broadcast_buffers(context, root);
     };
+    const auto owns = [&](int blocks) {
+      if (blocks % group().size() == 0 || store_.device().kind != DeviceKind::cpu || !group().takes_parts()) return;
+      own_subtrees(blocks);
+      make_parts();
+    };
     GradientSynchroniser::join(body, {.by_rows = options_.rule == GradientRule::rows,
                                       .step_begins = step_begins,
-                                      .parameters_and_buffers = parameters_and_buffers});
+                                      .parameters_and_buffers = parameters_and_buffers,
+                                      .owns = owns});
   }
 
   /// Broadcasts the buffers of this context from the root to all ranks.
@@ -132,32 +152,57 @@ class ModuleHooks final : public GradientSynchroniser {
   GroupSums& sums() { return sums_; }
 
  private:
-  /// Where ranks share memory, all of them ask for as many parts as the one with the most has.
   void own_subtrees(int blocks) {
+    if (parts_ != nullptr) {
+      require<UsageError>(parts_->blocks == blocks, "this batch has ", blocks, " blocks, batches before it ",
+                          parts_->blocks, ": a run has one number of blocks");
+      return;
+    }
     const auto own = subtrees_of(group().rank(), group().size(), blocks);
     parts_ = std::make_shared<nn::GradientParts>();
     parts_->blocks = blocks;
     parts_->subtrees.assign(own.begin(), own.end());
+    parts_->first = std::as_const(store_).gradients();
     parts_->filled.assign(store_.slots().size(), 0);
+    sums_.set_blocks(blocks, static_cast<int>(own.size()));
+  }
+
+  /// Where ranks share memory, all of them ask for as many parts as the one with the most has, in the first backward
+  /// that is synchronised.
+  void make_parts() {
+    std::fill(parts_->filled.begin(), parts_->filled.end(), 0);
+    const bool share = synchronises() && !joining() && !has_shared_ && all_slots();
+    if (has_parts_ && !share) return;
+    has_parts_ = true;
+    has_shared_ = has_shared_ || share;
     TreeOrder order;
-    order.set(group().size(), blocks);
+    order.set(group().size(), parts_->blocks);
     const std::size_t bytes = store_.gradient_bytes();
     std::vector<void*> places;
+    parts_->others.clear();
     for (int part = 1; part < order.most_parts(); ++part) {
-      std::shared_ptr<Storage> memory = !joining() && all_slots() ? group().shared_storage(bytes) : nullptr;
+      std::shared_ptr<Storage> memory = share ? group().shared_storage(bytes) : nullptr;
       if (part >= order.parts_of(group().rank())) continue;
       if (memory == nullptr) memory = std::make_shared<Storage>(store_.device(), bytes);
       allocator(store_.device()).clear(memory->data(), bytes);
       parts_->others.push_back(store_.gradients_in(memory));
       places.push_back(memory->data());
     }
-    store_.set_gradient_parts(parts_);
-    reducer().set_parts(blocks, std::as_const(store_).gradients().storage().data(), places);
-    sums_.set_blocks(blocks, static_cast<int>(own.size()));
+    reducer().set_parts(parts_->blocks, parts_->first.storage().data(), places);
+  }
+
+  /// After a backward that is not synchronised: the gradients are sums of this rank's parts.
+  void add_parts() {
+    for (int slot = range_.first_slot; slot < end_slot(); ++slot) {
+      if (!parts_->filled[static_cast<std::size_t>(slot)]) continue;
+      const Tensor gradient = store_.gradient(slot);
+      for (const Tensor& part : parts_->others) backend(gradient).add(gradient, store_.slot_in(part, slot), gradient);
+    }
   }
 
   void backward_begins() {
     if (synchronises()) GradientSynchroniser::backward_begins();
+    if (parts_ != nullptr) make_parts();
     weights()->backward_begins(store_.zero_grad_count());
     if (group().size() == 1) return;
     const unsigned normalisers = store_.hooks().normalisers();
@@ -245,7 +290,10 @@ class ModuleHooks final : public GradientSynchroniser {
   }
 
   void backward_ended() {
-    if (!synchronises()) return add_sums_to_own();
+    if (!synchronises()) {
+      if (parts_ != nullptr) add_parts();
+      return add_sums_to_own();
+    }
     // Gradients from runs under no_sync() go along.
     GradientSynchroniser::backward_ended([&](int in_reducer) {
       const int slot = mirrored(in_reducer);
@@ -296,6 +344,9 @@ class ModuleHooks final : public GradientSynchroniser {
   }
   std::map<int, Aside> sums_aside_;           // by slot
   std::shared_ptr<nn::GradientParts> parts_;  // null: each rank owns one subtree, or none
+  bool has_parts_ = false;                    // whether parts were made
+  bool has_shared_ = false;                   // whether parts were made in memory that ranks share, where there is such
+  const bool may_be_cut_;
   std::unique_ptr<dp::DataParallel> pieces_;
   nn::HookHandle at_begin_, on_ready_, at_end_;
 };
@@ -335,8 +386,9 @@ T DistributedDataParallel::run(nn::Context& context, const T& input) const {
   RankWeights::Batch batch;
   if (grad_enabled()) batch = hooks_->batch_of(nn::first_tensor(input));
   const ScopedValue<BatchSums*> sums(context.batch_sums, &hooks_->sums());
-  const bool adds_up = grad_enabled() || training();
-  const nn::Module& runner = adds_up ? hooks_->runner_for(nn::first_tensor(input)) : module_;
+  const bool owns = grad_enabled() && hooks_->owns_subtrees(nn::first_tensor(input));
+  const ScopedValue<std::shared_ptr<nn::GradientParts>> parts(context.gradient_parts, owns ? hooks_->parts() : nullptr);
+  const nn::Module& runner = owns ? hooks_->runner_for(input) : module_;
   const auto forward = [&] {
     T output = runner.forward(context, input);
     return grad_enabled() ? output_of_batch(output, hooks_->weights(), batch) : output;

@@ -52,7 +52,8 @@ void GradientSynchroniser::join(const std::function<void()>& body, const Join& c
   const std::int64_t trained = reducer_.steps() - before;
   for (int root = 0; (root = highest_active_rank(false)) >= 0;) {
     calls.step_begins(root);
-    if (calls.by_rows) weights_->exchange(group_, {.trains = false});
+    const int blocks = calls.by_rows ? weights_->exchange(group_, {.trains = false}).blocks : 0;
+    if (blocks > 0) calls.owns(blocks);
     reducer_.contribute_zeros();
   }
   std::int64_t longest = trained * group_.size() + group_.rank();

@@ -44,6 +44,7 @@ class GradientSynchroniser {
     bool by_rows = false;                                // weights are exchanged in every step
     FunctionRef<void(int root)> step_begins;             // broadcasts buffers, where every step does
     FunctionRef<void(int root)> parameters_and_buffers;  // broadcasts them
+    FunctionRef<void(int blocks)> owns;                  // the ranks that train own subtrees of so many blocks
   };
   /// See DistributedDataParallel::join.
   void join(const std::function<void()>& body, const Join& calls);

@@ -27,6 +27,7 @@ struct RowsOfRank {
   std::int64_t first, last_rows;  // the last batch's first row, and its number of rows
   std::int64_t own_part;          // hash of this rank's part of a shared order, which no other rank has; 0: unknown
   std::int64_t mark_whole, mark_cover, divided_rows, divided_global;  // see Divided
+  std::int64_t blocks;                                                // of the last batch, where ranks own them; else 0
 };
 
 /// Hashes what the stamps of all ranks' parts of a batch have in common.
@@ -179,7 +180,8 @@ RowsOfRank summary_of(const std::vector<RankWeights::Batch>& all, const RankWeig
                  .mark_whole = static_cast<std::int64_t>(shards.mark.whole),
                  .mark_cover = static_cast<std::int64_t>(shards.mark.cover),
                  .divided_rows = shards.rows,
-                 .divided_global = shards.global};
+                 .divided_global = shards.global,
+                 .blocks = all.empty() || !all.back().stamp.owned ? 0 : all.back().stamp.blocks};
   std::uint64_t digest = 0, global_digest = 0;
   for (const RankWeights::Batch& batch : batches) {
     own.alike &= batch.rows == own.rows;
@@ -193,6 +195,44 @@ RowsOfRank summary_of(const std::vector<RankWeights::Batch>& all, const RankWeig
   own.digest = static_cast<std::int64_t>(digest);
   own.global_digest = static_cast<std::int64_t>(global_digest);
   return own;
+}
+
+/// See RankWeights::exchange(); `all`: what the ranks have exchanged.
+RankWeights::Weight weight_of(const RowsOfRank& own, const std::vector<RowsOfRank>& all,
+                              const RankWeights::Step& step) {
+  const std::vector<int> training = ranks_where(all, [](const RowsOfRank&) { return true; });
+  const std::vector<int> global = ranks_by(all, kGlobalRows);
+  const auto require_all_global = [](bool holds, const std::vector<int>& ranks) {
+    require<UsageError>(holds, "the losses of some ranks were divided by the rows of the global batch, on ",
+                        rank_names(ranks), ", those of others by their own rows: their gradients cannot be combined");
+  };
+  require_all_global(global.empty() || global.size() == training.size(), global);
+  if (!global.empty()) return of_global_rows(all, training, step.trains);
+  require_own_parts(all);
+  const std::vector<int> without = ranks_where(all, [](const RowsOfRank& rank) { return rank.batches == 0; });
+  require<UsageError>(without.empty(), "backward reached no output of DistributedDataParallel, on ",
+                      rank_names(without), ": call the wrapper, not the module in it");
+  const std::vector<int> by_part = ranks_by(all, kPartOfBatch);
+  if (!by_part.empty() && !ranks_where(all, [](const RowsOfRank& rank) { return rank.whole == 0; }).empty()) {
+    require_all_global(ranks_by(all, kOwnRows).empty(), by_part);
+    require<UsageError>(parts_of_one(all, training),
+                        "the ranks' losses were divided by the rows of stamped batches of which they have parts, that "
+                        "are neither each rank's own batch, whole, nor together one batch: their gradients cannot be "
+                        "combined");
+    return {};
+  }
+
+  const RowsOfRank& first = all[static_cast<std::size_t>(training[0])];
+  if (ranks_where(all, [&](const RowsOfRank& rank) { return rank.digest != first.digest; }).empty())
+    return {step.trains ? 1.0 / static_cast<double>(training.size()) : 1.0, false, true};
+  const std::vector<int> varying = ranks_where(all, [](const RowsOfRank& rank) { return rank.alike == 0; });
+  require<UsageError>(varying.empty(), "gradients of batches of several sizes have accumulated on ",
+                      rank_names(varying),
+                      ", and the sizes differ between ranks: no weight per rank gives the mean over all rows; "
+                      "accumulate batches of one size, or batches that the loader has stamped");
+  std::int64_t total = 0;
+  for (const int rank : training) total += all[static_cast<std::size_t>(rank)].rows;
+  return {total == 0 || !step.trains ? 1.0 : static_cast<double>(own.rows) / static_cast<double>(total), false, false};
 }
 
 struct OutputNode final : Node {
@@ -233,46 +273,15 @@ BatchMark RankWeights::mark() const { return divided(batches_).mark; }
 bool RankWeights::whole_batches() const { return summary_of(batches_, {.normalisers = kPartOfBatch}).whole != 0; }
 
 RankWeights::Weight RankWeights::exchange(ProcessGroup& group, const Step& step) const {
-  RowsOfRank own = summary_of(batches_, step);
   std::vector<RowsOfRank> all(static_cast<std::size_t>(group.size()));
+  RowsOfRank own = summary_of(batches_, step);
   const auto numbers = [](RowsOfRank& first, std::size_t count) {
     return Buffer(&first, static_cast<std::int64_t>(count * sizeof(RowsOfRank) / sizeof(std::int64_t)), DType::i64);
   };
   group.all_gather(numbers(own, 1), numbers(all[0], all.size())).wait();
-
-  const std::vector<int> training = ranks_where(all, [](const RowsOfRank&) { return true; });
-  const std::vector<int> global = ranks_by(all, kGlobalRows);
-  const auto require_all_global = [](bool holds, const std::vector<int>& ranks) {
-    require<UsageError>(holds, "the losses of some ranks were divided by the rows of the global batch, on ",
-                        rank_names(ranks), ", those of others by their own rows: their gradients cannot be combined");
-  };
-  require_all_global(global.empty() || global.size() == training.size(), global);
-  if (!global.empty()) return of_global_rows(all, training, step.trains);
-  require_own_parts(all);
-  const std::vector<int> without = ranks_where(all, [](const RowsOfRank& rank) { return rank.batches == 0; });
-  require<UsageError>(without.empty(), "backward reached no output of DistributedDataParallel, on ",
-                      rank_names(without), ": call the wrapper, not the module in it");
-  const std::vector<int> by_part = ranks_by(all, kPartOfBatch);
-  if (!by_part.empty() && !ranks_where(all, [](const RowsOfRank& rank) { return rank.whole == 0; }).empty()) {
-    require_all_global(ranks_by(all, kOwnRows).empty(), by_part);
-    require<UsageError>(parts_of_one(all, training),
-                        "the ranks' losses were divided by the rows of stamped batches of which they have parts, that "
-                        "are neither each rank's own batch, whole, nor together one batch: their gradients cannot be "
-                        "combined");
-    return {};
-  }
-
-  const RowsOfRank& first = all[static_cast<std::size_t>(training[0])];
-  if (ranks_where(all, [&](const RowsOfRank& rank) { return rank.digest != first.digest; }).empty())
-    return {step.trains ? 1.0 / static_cast<double>(training.size()) : 1.0, false, true};
-  const std::vector<int> varying = ranks_where(all, [](const RowsOfRank& rank) { return rank.alike == 0; });
-  require<UsageError>(varying.empty(), "gradients of batches of several sizes have accumulated on ",
-                      rank_names(varying),
-                      ", and the sizes differ between ranks: no weight per rank gives the mean over all rows; "
-                      "accumulate batches of one size, or batches that the loader has stamped");
-  std::int64_t total = 0;
-  for (const int rank : training) total += all[static_cast<std::size_t>(rank)].rows;
-  return {total == 0 || !step.trains ? 1.0 : static_cast<double>(own.rows) / static_cast<double>(total), false, false};
+  Weight weight = weight_of(own, all, step);
+  for (const RowsOfRank& rank : all) weight.blocks = std::max(weight.blocks, static_cast<int>(rank.blocks));
+  return weight;
 }
 
 void GroupSums::sum(std::span<double> values, int parts) {

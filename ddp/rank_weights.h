@@ -48,6 +48,7 @@ class RankWeights {
     double value = 1;
     bool adds_up = true;  // gradients are parts of one sum, else of a weighted mean
     bool even = true;     // all ranks that train have the same
+    int blocks = 0;       // of batches whose blocks the ranks that train own; 0: of none
   };
   /// This rank's weight; 1 where gradients add up and all ranks train. All ranks call it. Parts of stamped batches are
   /// each rank's own batch, whole, or all ranks' parts of one batch. Throws UsageError on every rank, naming the ranks,

@@ -50,7 +50,8 @@ DataParallel::DataParallel(nn::Module& module, const DataParallelOptions& option
   if (!options_.output_device) options_.output_device = options_.devices[0];
   wrap_module("module", module);
   forward_ = make_forward(module_, options_);
-  has_order_ = std::ranges::all_of(options_.devices, [](Device d) { return d.kind == DeviceKind::cpu; });
+  owns_blocks_ = module_.sums_by_blocks() &&
+                 std::ranges::all_of(options_.devices, [](Device d) { return d.kind == DeviceKind::cpu; });
   ReplicaPlaces places{.devices = options_.devices};
   for (int i = 0; i < static_cast<int>(options_.devices.size()); ++i) places.device_of.push_back(i);
   replicas_ = std::make_shared<Replicas>(module_, places, options_.replicas, options_.sum, forward_);
@@ -73,30 +74,33 @@ nn::Value DataParallel::forward(nn::Context& context, const nn::Value& input) co
   Cut cut;
   PooledVector<nn::Value> pieces;
   {
-    const TraceSpan span("scatter", options_.devices[0]);
+    const TraceSpan span(traced("scatter"), options_.devices[0]);
     const int devices = static_cast<int>(options_.devices.size());
-    const bool sums = has_order_ && (grad_enabled() || training());
-    cut = blocked && !sums ? even_cut(x->shape()[0], devices)
-                           : cut_of(whole, devices, options_.dim, blocked ? Split::blocked : Split::chunk);
+    const bool even = blocked && !(owns_blocks_ && grad_enabled());  // no sums that have an order
+    cut = even ? even_cut(x->shape()[0], devices)
+               : cut_of(whole, devices, options_.dim, blocked ? Split::blocked : Split::chunk);
     pieces = scatter(whole, options_.devices, cut, options_.dim);
     TimedParts::end_part(options_.devices);
   }
   const Variable* const batch = nn::first_tensor(whole);
   const Rows stamp = batch != nullptr ? batch->value().stamp() : Rows{};
-  const std::shared_ptr<Replicas>& replicas = replicas_for(cut, stamp);
-  if (replicas->size() == 1) return forward_(context, pieces[0]);
+  const std::shared_ptr<Replicas> replicas = replicas_for(cut, stamp);
+  if (replicas->size() == 1 && cut.subtrees.empty()) return forward_(context, pieces[0]);
   return run_replicas(replicas, context, pieces, {cut, stamp},
                       batch != nullptr && batch->shape().rank() > 0 ? batch->shape()[0] : 1);
 }
 
-const std::shared_ptr<Replicas>& DataParallel::replicas_for(const Cut& cut, const Rows& batch) const {
+std::shared_ptr<Replicas> DataParallel::replicas_for(const Cut& cut, const Rows& batch) const {
   if (cut.subtrees.empty()) return replicas_;
-  ReplicaPlaces places{.devices = options_.devices, .blocks = batch.blocks};
+  ReplicaPlaces places{.devices = options_.devices, .blocks = batch.blocks, .traced = options_.traced};
   places.device_of.assign(cut.devices.begin(), cut.devices.end());
   places.subtrees.assign(cut.subtrees.begin(), cut.subtrees.end());
-  if (pieces_ == nullptr || pieces_->places() != places)
-    pieces_ = std::make_shared<Replicas>(module_, places, options_.replicas, options_.sum, forward_);
-  return pieces_;
+  const auto known = std::ranges::find_if(pieces_, [&](const auto& one) { return one->places() == places; });
+  if (known != pieces_.end()) return *known;
+  constexpr std::size_t kMost = 8;  // cuts of the parts of a batch and of a last one
+  if (pieces_.size() == kMost) pieces_.clear();
+  return pieces_.emplace_back(
+      std::make_shared<Replicas>(module_, places, options_.replicas, options_.sum, forward_, replicas_->threads()));
 }
 
 nn::Value DataParallel::run_replicas(const std::shared_ptr<Replicas>& replicas, nn::Context& context,
@@ -107,14 +111,14 @@ nn::Value DataParallel::run_replicas(const std::shared_ptr<Replicas>& replicas, 
                       "PyTorch's stream of random numbers has one order, so it needs one replica, got ",
                       replicas->size());
   {
-    const TraceSpan span("replicate", options_.devices[0]);
+    const TraceSpan span(traced("replicate"), options_.devices[0]);
     replicas->replicate(context, static_cast<int>(pieces.size()), {batch.first, batch.first + count});
     TimedParts::end_part(options_.devices);
   }
   const PooledVector<nn::Value> outputs = parallel_apply(replicas, context, pieces, normaliser_of(batch, count));
   context.draws.take(replicas->context(0).draws);  // all replicas count alike
   TimedParts::end_part(options_.devices);
-  const TraceSpan span("gather", options_.devices[0]);
+  const TraceSpan span(traced("gather"), options_.devices[0]);
   fault_point("gather");
   nn::Value joined = join(outputs, from);
   TimedParts::end_part(options_.devices);

@@ -31,6 +31,8 @@ struct DataParallelOptions {
   /// Computed in each replica from its output and its piece of the second input, so that outputs are not gathered: the
   /// model is then called with a list {input, target} and gives the loss. Losses are weighted by rows.
   std::function<Variable(const Variable& output, const Tensor& target)> loss = nullptr;
+  /// False: the four steps leave no events in the trace (lib/base/trace.h).
+  bool traced = true;
 };
 
 /// Cuts each batch into one piece per device, runs the module on all pieces in parallel, and joins the outputs on the
@@ -38,7 +40,9 @@ struct DataParallelOptions {
 /// all devices that keep parameters of their own (torch/nn/parallel/data_parallel.py). A batch stamped by the loader is
 /// cut into whole blocks, so that on CPU the sum has the bits of one device for any number of them up to the number of
 /// blocks (lib/blocks.h), and with few rows some pieces are empty; others are cut as PyTorch's chunk does, and few rows
-/// use fewer replicas. With one device that has one piece the module is called directly.
+/// use fewer replicas. A device that owns several subtrees of the blocks runs the module on each, which must then
+/// compute row by row: results have the rows of the input, or are a loss divided by the rows of the global batch. With
+/// one device that has one piece the module is called directly.
 ///
 /// The module must outlive this. Used by one thread at a time; that thread is the first device's.
 class DataParallel : public nn::Module {
@@ -58,15 +62,16 @@ class DataParallel : public nn::Module {
   nn::Value run_replicas(const std::shared_ptr<Replicas>& replicas, nn::Context& context,
                          const PooledVector<nn::Value>& pieces, const CutBatch& from, std::int64_t count) const;
   /// The replicas for this cut.
-  const std::shared_ptr<Replicas>& replicas_for(const Cut& cut, const Rows& batch) const;
+  std::shared_ptr<Replicas> replicas_for(const Cut& cut, const Rows& batch) const;
+  const char* traced(const char* name) const { return options_.traced ? name : nullptr; }
   nn::Value join(const PooledVector<nn::Value>& outputs, const CutBatch& from) const;
 
   nn::Module& module_;
   DataParallelOptions options_;
-  Replicas::Forward forward_;                 // runs the module, and the loss if that is computed in the replicas
-  bool has_order_;                            // of sums over the devices: they are all CPUs
-  std::shared_ptr<Replicas> replicas_;        // one on each device
-  mutable std::shared_ptr<Replicas> pieces_;  // for the last cut in which some device has several
+  Replicas::Forward forward_;           // runs the module, and the loss if that is computed in the replicas
+  bool owns_blocks_;                    // devices are CPUs, and the module's sums those of blocks
+  std::shared_ptr<Replicas> replicas_;  // one on each device
+  mutable std::vector<std::shared_ptr<Replicas>> pieces_;  // by cut in which some device has several
 };
 
 }  // namespace duet::dp

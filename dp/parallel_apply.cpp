@@ -21,26 +21,34 @@ namespace {
 
 /// Runs task(i) for the first `count` replicas, each on its device's thread. `others`: see ReplicaSums::begin.
 template <class Task>
-void run_side_by_side(Replicas& replicas, int count, BatchSums* others, Task&& task) {
-  replicas.begin_sums(count, others);
+void run_side_by_side(Replicas& replicas, const char* name, int count, const SumOrder& order, BatchSums* others,
+                      Task&& task) {
+  replicas.begin_sums(count, order, others);
   try {
-    replicas.run([&](int i) {
-      if (i >= count) return;
-      try {
-        with_prefix(
-            [&] { return concat("replica ", replicas.device_number(i), " on device ", replicas.device(i), ": "); },
-            [&] { task(i); });
-        replicas.end_sums(i);
-      } catch (const OtherReplicaFailed&) {
-        throw;
-      } catch (...) {
-        replicas.end_sums(i, std::current_exception());
-        throw;
-      }
-    });
+    replicas.run(
+        [&](int i) {
+          if (i >= count) return;
+          try {
+            with_prefix(
+                [&] { return concat("replica ", replicas.device_number(i), " on device ", replicas.device(i), ": "); },
+                [&] { task(i); });
+            replicas.end_sums(i);
+          } catch (const OtherReplicaFailed&) {
+            throw;
+          } catch (...) {
+            replicas.end_sums(i, std::current_exception());
+            throw;
+          }
+        },
+        name);
   } catch (const OtherReplicaFailed& stopped) {
     std::rethrow_exception(stopped.cause);
   }
+}
+
+/// The name of what a replica does that has its device for itself; null where it is not traced.
+const char* traced_name(const Replicas& replicas, const char* name, int i) {
+  return replicas.places().traced && !replicas.takes_turns(i) ? name : nullptr;
 }
 
 /// One node over the tapes of all replicas. Its outputs are the replicas' outputs, replica by replica; its edges are
@@ -53,7 +61,7 @@ struct ParallelApplyNode final : Node {
     run_replicas(g);
     for (std::size_t i = 0; i < inputs.size(); ++i) g.inputs[i] = inputs[i].grad();
     TimedParts::end_part(replicas->devices());
-    const TraceSpan span("communication", replicas->devices()[0]);
+    const TraceSpan span(replicas->places().traced ? "communication" : nullptr, replicas->devices()[0]);
     deliver_parameters(g);
     TimedParts::end_part(replicas->devices());
   }
@@ -79,7 +87,7 @@ struct ParallelApplyNode final : Node {
     PooledVector<std::size_t> first(outputs_of.size());
     for (std::size_t i = 1; i < first.size(); ++i) first[i] = first[i - 1] + outputs_of[i - 1].size();
     took_part.assign(static_cast<std::size_t>(replicas->size()), 0);
-    run_side_by_side(*replicas, static_cast<int>(outputs_of.size()), others, [&](int i) {
+    run_side_by_side(*replicas, "backward", static_cast<int>(outputs_of.size()), *order, others, [&](int i) {
       const auto at = static_cast<std::size_t>(i);
       replicas->context(i).store->zero_grad();
       PooledVector<BackwardRoot> roots;
@@ -89,7 +97,7 @@ struct ParallelApplyNode final : Node {
           roots.push_back({outputs_of[at][k].edge(), gradient});
       }
       if (roots.empty()) return;
-      const TraceSpan span("backward", replicas->device(i));
+      const TraceSpan span(traced_name(*replicas, "backward", i), replicas->device(i));
       run_backward(roots);
       took_part[at] = 1;
     });
@@ -107,14 +115,15 @@ struct ParallelApplyNode final : Node {
     bool adds_uses = false;
     for (int i = 0; i < replicas->size(); ++i) adds_uses |= replicas->context(i).store->added_uses();
     const Tensor destination = whole_place(g, store, filled);
-    PooledVector<Tensor> sums;
+    PooledVector<Tensor> sums = further_parts(destination.defined(), filled);
     const auto room = [&] { return empty(store.gradients().shape(), DType::f32, store.device()); };
-    sums.push_back(destination.defined() ? destination : room());
-    for (int i = 1; i < replicas->sum_count(); ++i)
-      sums.push_back(destination.defined() && parts_are_empty(filled) ? model_parts[static_cast<std::size_t>(i - 1)]
-                                                                      : room());
-    replicas->sum_gradients(took_part, sums, destination.defined());
-    for (int i = 1; i < replicas->sum_count(); ++i) add_part(i, sums[static_cast<std::size_t>(i)], filled);
+    sums.insert(sums.begin(), destination.defined() ? destination : room());
+    for (Tensor& sum : sums)
+      if (!sum.defined()) sum = room();
+    replicas->sum_gradients(*order, took_part, sums, destination.defined());
+    for (std::size_t i = 1; i < sums.size(); ++i) add_part(i - 1, sums[i], filled);
+    if (order->several())
+      for (std::size_t s = 0; s < filled.size(); ++s) parts->filled[first_slot + s] |= filled[s];
     const Tensor& sum = sums[0];
     for (int s = 0; s < slots; ++s) {
       const std::size_t edge = inputs.size() + static_cast<std::size_t>(s);
@@ -146,29 +155,37 @@ struct ParallelApplyNode final : Node {
     return model_gradients;
   }
 
-  /// Whether no earlier backward has filled a part's slots.
-  bool parts_are_empty(const PooledVector<char>& filled) const {
-    const auto begin = parts->filled.begin() + first_slot;
-    return std::none_of(begin, begin + std::ssize(filled), [](char one) { return one != 0; });
+  /// The module's run of a further part of the model's gradients.
+  Tensor run_of(const Tensor& part) const {
+    const auto* const begin = static_cast<const float*>(parts->first.raw());
+    return part.slice(static_cast<const float*>(model_gradients.raw()) - begin, model_gradients.shape());
   }
 
-  /// Adds the sum of a further subtree to the model's gradients of that, which `sum` may be already.
-  void add_part(int number, const Tensor& sum, const PooledVector<char>& filled) const {
-    const Tensor& part = model_parts[static_cast<std::size_t>(number - 1)];
+  /// Where the sums of further subtrees are wanted: in the model's parts where nothing is there, else undefined.
+  PooledVector<Tensor> further_parts(bool whole, const PooledVector<char>& filled) const {
+    PooledVector<Tensor> places(order->results.size() - 1);
+    if (places.empty()) return places;
+    const auto begin = parts->filled.begin() + static_cast<std::ptrdiff_t>(first_slot);
+    const bool empty = std::none_of(begin, begin + std::ssize(filled), [](char one) { return one != 0; });
+    for (std::size_t i = 0; whole && empty && i < places.size(); ++i) places[i] = run_of(parts->others[i]);
+    return places;
+  }
+
+  /// Adds the sum of a further subtree, which may be there already, to the model's gradients of that.
+  void add_part(std::size_t number, const Tensor& sum, const PooledVector<char>& filled) const {
+    const Tensor part = run_of(parts->others[number]);
     const nn::FlatParameters& store = *replicas->context(0).store;
-    for (std::size_t s = 0; s < filled.size(); ++s) {
+    for (std::size_t s = 0; s < filled.size() && !sum.same_memory(part); ++s) {
       if (!filled[s]) continue;
-      char& has = parts->filled[static_cast<std::size_t>(first_slot) + s];
       const Tensor own = store.slot_in(sum, static_cast<int>(s)), all = store.slot_in(part, static_cast<int>(s));
-      if (!own.same_memory(all)) has ? backend(own).add(all, own, all) : copy(own, all);
-      if (number + 1 == replicas->sum_count()) has = 1;
+      parts->filled[first_slot + s] ? backend(own).add(all, own, all) : copy(own, all);
     }
   }
 
   std::shared_ptr<Replicas> replicas;
-  std::shared_ptr<nn::GradientParts> parts;         // of the model, where this process owns several subtrees
-  PooledVector<Tensor> model_parts;                 // the module's runs of their gradients
-  int first_slot = 0;                               // of the module, in the model
+  const SumOrder* order = nullptr;                  // of the forward
+  std::shared_ptr<nn::GradientParts> parts;         // of the model; null: it has one
+  std::size_t first_slot = 0;                       // of the module, in the model
   BatchSums* others = nullptr;                      // the outer wrapper's sums over processes, in this tape's forward
   Tensor model_gradients;                           // the module's run of the model's flat gradient
   PooledVector<PooledVector<Variable>> outputs_of;  // by replica, each on its own tape
@@ -193,10 +210,11 @@ PooledVector<nn::Value> parallel_apply(const std::shared_ptr<Replicas>& replicas
     }));
   }
   PooledVector<nn::Value> outputs(inputs.size());
-  run_side_by_side(*replicas, static_cast<int>(inputs.size()), model.batch_sums, [&](int i) {
+  const SumOrder& order = replicas->order();
+  run_side_by_side(*replicas, "forward", static_cast<int>(inputs.size()), order, model.batch_sums, [&](int i) {
     const auto at = static_cast<std::size_t>(i);
     const NoGrad guard(!record);
-    const TraceSpan span("forward", replicas->device(i));
+    const TraceSpan span(traced_name(*replicas, "forward", i), replicas->device(i));
     fault_point("replica", replicas->device_number(i));
     outputs[at] = replicas->forward(i, own_inputs[at]);
   });
@@ -220,12 +238,10 @@ PooledVector<nn::Value> parallel_apply(const std::shared_ptr<Replicas>& replicas
   node->set_normalisers(normalisers);
   node->replicas = replicas;
   node->others = model.batch_sums;
-  node->first_slot = range.first_slot - model.first_slot;
-  node->model_gradients = model.store->gradients_of(node->first_slot, range.slots);
-  node->parts = model.store->gradient_parts();
-  for (int i = 1; i < replicas->sum_count(); ++i)
-    node->model_parts.push_back(
-        model.store->run_in(node->parts->others[static_cast<std::size_t>(i - 1)], node->first_slot, range.slots));
+  node->first_slot = static_cast<std::size_t>(range.first_slot - model.first_slot);
+  node->model_gradients = model.store->gradients_of(range.first_slot - model.first_slot, range.slots);
+  node->order = &order;
+  node->parts = model.gradient_parts;
   node->outputs_of = std::move(outputs_of);
   node->inputs = std::move(leaves);
   int next = 0;

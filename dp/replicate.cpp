@@ -9,6 +9,7 @@
 
 #include "lib/backend/backend.h"
 #include "lib/backend/step_graph.h"
+#include "lib/base/trace.h"
 #include "lib/error.h"
 
 namespace duet::dp {
@@ -146,7 +147,11 @@ void ReplicaSums::add_up() {
   const auto of = [&](int replica) { return scratch_.begin() + replica * static_cast<std::ptrdiff_t>(width); };
   for (const auto& [to, from] : order_->additions) std::transform(of(to), of(to + 1), of(from), of(to), std::plus<>());
   result_.clear();
-  for (const int replica : order_->results) result_.insert(result_.end(), of(replica), of(replica + 1));
+  for (const int replica : order_->results)
+    if (replica < 0)
+      result_.resize(result_.size() + width, 0);
+    else
+      result_.insert(result_.end(), of(replica), of(replica + 1));
 }
 
 namespace {
@@ -158,7 +163,7 @@ std::vector<std::unique_ptr<DeviceTurns>> turns_of(const ReplicaPlaces& places) 
     const auto [begin, end] = std::ranges::equal_range(places.device_of, d);
     const auto first = static_cast<int>(begin - places.device_of.begin()), count = static_cast<int>(end - begin);
     const Device device = places.devices[static_cast<std::size_t>(d)];
-    turns.push_back(count == 1 ? nullptr : std::make_unique<DeviceTurns>(device, first, first + count));
+    turns.push_back(count < 2 ? nullptr : std::make_unique<DeviceTurns>(device, first, first + count));
   }
   return turns;
 }
@@ -171,19 +176,23 @@ std::vector<DeviceTurns*> by_replica(const ReplicaPlaces& places,
   return all;
 }
 
+std::shared_ptr<ThreadPool> make_threads(const std::vector<Device>& devices) {
+  return std::make_shared<ThreadPool>(std::max(1, static_cast<int>(devices.size())), [devices](int worker) {
+    const Device device = devices[static_cast<std::size_t>(worker)];
+    backend(device.kind).bind_thread(device);
+  });
+}
+
 }  // namespace
 
-Replicas::Replicas(const nn::Module& module, ReplicaPlaces places, Refresh refresh, DeviceSum sum, Forward forward)
+Replicas::Replicas(const nn::Module& module, ReplicaPlaces places, Refresh refresh, DeviceSum sum, Forward forward,
+                   std::shared_ptr<ThreadPool> threads)
     : module_(module),
       places_(std::move(places)),
       refresh_(refresh),
       sum_(sum),
       forward_(std::move(forward)),
-      threads_(std::make_shared<ThreadPool>(std::max(1, static_cast<int>(places_.devices.size())),
-                                            [devices = places_.devices](int worker) {
-                                              const Device device = devices[static_cast<std::size_t>(worker)];
-                                              backend(device.kind).bind_thread(device);
-                                            })),
+      threads_(threads != nullptr ? std::move(threads) : make_threads(places_.devices)),
       turns_(turns_of(places_)),
       sums_(by_replica(places_, turns_)) {
   require<UsageError>(!devices().empty(), "DataParallel: no devices given");
@@ -202,10 +211,14 @@ Replicas::Replicas(const nn::Module& module, ReplicaPlaces places, Refresh refre
   }
 }
 
-void Replicas::run(FunctionRef<void(int)> task) {
+void Replicas::run(FunctionRef<void(int)> task, const char* name) {
   const auto on_device = [&](int d) {
     const auto& turns = turns_[static_cast<std::size_t>(d)];
-    turns != nullptr ? turns->run(task) : task(first_replica(d));
+    const int first = first_replica(d);
+    if (turns == nullptr && first < size() && device_number(first) == d) task(first);
+    if (turns == nullptr) return;
+    const TraceSpan span(places_.traced ? name : nullptr, devices()[static_cast<std::size_t>(d)]);
+    turns->run(task);
   };
   const int count = static_cast<int>(devices().size());
   if (recording_of(devices()[0]) == 0) return threads_->run(count, [&](int d, int) { on_device(d); });
@@ -213,8 +226,8 @@ void Replicas::run(FunctionRef<void(int)> task) {
   threads_->run(count, [&](int d, int) { recorder.take_part([&] { on_device(d); }); });
 }
 
-void Replicas::begin_sums(int count, BatchSums* others) {
-  sums_.begin(count, order_, others);
+void Replicas::begin_sums(int count, const SumOrder& order, BatchSums* others) {
+  sums_.begin(count, order, others);
   for (std::size_t d = 0; d < turns_.size(); ++d)
     if (turns_[d] != nullptr) device_sums_[d]->begin(turns_[d]->size(), device_orders_[d], nullptr);
 }
@@ -353,42 +366,56 @@ void Replicas::update(nn::OptimizerState& state, Rule rule) {
   has_values_ = true;
 }
 
-/// One sum for each subtree of a rank that owns several where the outer wrapper adds these up, else one for all.
+/// One sum for each subtree of a rank that owns several, where the outer wrapper adds these up and the replicas have
+/// parts of no others; else one for all.
 void Replicas::set_order(const nn::Context& model) {
-  if (places_.subtrees.empty()) {
-    if (order_.additions.empty()) order_.additions = additions_of(size());
-    return;
-  }
+  const auto& own = places_.subtrees;
   std::vector<Subtree> targets = {{0, places_.blocks}};
-  if (const auto& parts = model.store->gradient_parts();
-      parts != nullptr && model.batch_sums != nullptr && parts->blocks == places_.blocks)
-    targets = parts->subtrees;
-  if (targets == targets_) return;
-  targets_ = targets;
-  order_ = {additions_of(places_.subtrees, targets), {}};
-  for (const Subtree& target : targets)
-    order_.results.push_back(static_cast<int>(
-        std::ranges::find_if(places_.subtrees, [&](const Subtree& one) { return one.first >= target.first; }) -
-        places_.subtrees.begin()));
+  if (const auto& parts = model.gradient_parts; parts != nullptr && parts->blocks == places_.blocks) {
+    const auto lies_in = [](const Subtree& one) {
+      return [&one](const Subtree& target) { return target.first <= one.first && one.end() <= target.end(); };
+    };
+    if (std::ranges::all_of(own,
+                            [&](const Subtree& one) { return std::ranges::any_of(parts->subtrees, lies_in(one)); }))
+      targets = parts->subtrees;
+  }
+  std::vector<std::pair<int, int>> key;
+  for (const Subtree& target : targets) key.emplace_back(target.first, target.blocks);
+  const auto [found, added] = orders_.try_emplace(key);
+  order_ = &found->second;
+  if (!added) return;
+  found->second.additions = own.empty() ? additions_of(size()) : additions_of(own, targets);
+  if (own.empty()) return;
+  found->second.results.clear();
+  for (const Subtree& target : targets) {
+    const auto first = std::ranges::find_if(
+        own, [&](const Subtree& one) { return target.first <= one.first && one.end() <= target.end(); });
+    found->second.results.push_back(first == own.end() ? -1 : static_cast<int>(first - own.begin()));
+  }
 }
 
 /// Adds up in runs that the cache holds. The gradients of the replicas are overwritten.
-void Replicas::sum_pieces(std::span<const Tensor> parts, std::span<const Tensor> destinations, int share) const {
+void Replicas::sum_pieces(const SumOrder& order, std::span<const Tensor> parts, std::span<const Tensor> destinations,
+                          int share) const {
   constexpr std::int64_t kCached = 16384;  // elements
   const std::int64_t runs = (parts[0].count() + kCached - 1) / kCached, shares = std::ssize(devices());
   for (std::int64_t run = block_begin(share, runs, shares); run < block_begin(share + 1, runs, shares); ++run) {
     const std::int64_t begin = run * kCached, count = std::min(kCached, parts[0].count() - begin);
     const auto at = [&](const Tensor& whole) { return whole.slice(begin, {count}); };
-    for (const auto& [to, from] : order_.additions) {
+    for (const auto& [to, from] : order.additions) {
       const Tensor sum = at(parts[static_cast<std::size_t>(to)]);
       backend(sum).add(sum, at(parts[static_cast<std::size_t>(from)]), sum);
     }
     for (std::size_t i = 0; i < destinations.size(); ++i)
-      copy(at(parts[static_cast<std::size_t>(order_.results[i])]), at(destinations[i]));
+      if (order.results[i] < 0)
+        backend(parts[0]).fill(at(destinations[i]), 0.0f);
+      else
+        copy(at(parts[static_cast<std::size_t>(order.results[i])]), at(destinations[i]));
   }
 }
 
-void Replicas::sum_gradients(std::span<const char> took_part, std::span<const Tensor> destinations, bool for_all) {
+void Replicas::sum_gradients(const SumOrder& order, std::span<const char> took_part,
+                             std::span<const Tensor> destinations, bool for_all) {
   const Tensor& destination = destinations[0];
   PooledVector<Tensor> parts;
   for (int i = 0; i < size(); ++i) {
@@ -406,7 +433,7 @@ void Replicas::sum_gradients(std::span<const char> took_part, std::span<const Te
   const int shares = threads_->workers();
   threads_->run(shares, [&](int share, int) {
     if (places_.subtrees.empty()) return backend(destination).sum_devices(parts, destination, false, share, shares);
-    sum_pieces(parts, destinations, share);
+    sum_pieces(order, parts, destinations, share);
   });
 }
 

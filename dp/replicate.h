@@ -6,9 +6,11 @@
 #include <cstdint>
 #include <exception>
 #include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "dp/device_turns.h"
@@ -37,11 +39,13 @@ struct OtherReplicaFailed {
   std::exception_ptr cause;
 };
 
-/// How what the replicas have computed is added up: in order, after which the replicas in `results` hold the sums, one
-/// for the whole batch, or one for each subtree of the blocks that this process owns (lib/blocks.h).
+/// How what the replicas have computed is added up: by these additions, one after the other. Then the replicas in
+/// `results` hold the sums: one for the whole batch, or one for each subtree of the blocks that this process owns
+/// (lib/blocks.h), which is negative where no replica has rows of it.
 struct SumOrder {
   std::vector<Addition> additions;
   std::vector<int> results{0};
+  bool several() const { return results.size() > 1; }
 };
 
 /// A barrier with a sum for the replicas' threads: numbers that the replicas of one forward or backward add up while
@@ -91,9 +95,10 @@ class ReplicaSums {
 /// The replicas of a module, and the devices on which they run.
 struct ReplicaPlaces {
   std::vector<Device> devices{};
-  std::vector<int> device_of{};     // by replica, in ascending order
+  std::vector<int> device_of{};     // number of each replica's device, ascending
   std::vector<Subtree> subtrees{};  // blocks of each replica; empty: each device has one replica, for some rows
   int blocks = kBlocks;             // in all
+  bool traced = true;               // false: they are one rank's, whose steps have no such parts
   bool operator==(const ReplicaPlaces&) const = default;
 };
 
@@ -109,9 +114,10 @@ struct ReplicaPlaces {
 class Replicas final : public std::enable_shared_from_this<Replicas>, private nn::UpdateSite {
  public:
   using Forward = std::function<nn::Value(nn::Context&, const nn::Value&)>;
-  /// `forward` is what each replica runs: the module's own forward, perhaps with a loss. Throws UsageError for no
-  /// devices or one named twice.
-  Replicas(const nn::Module& module, ReplicaPlaces places, Refresh refresh, DeviceSum sum, Forward forward);
+  /// `forward` is what each replica runs: the module's own forward, perhaps with a loss. `threads`: those of other
+  /// replicas on the same devices. Throws UsageError for no devices or one named twice.
+  Replicas(const nn::Module& module, ReplicaPlaces places, Refresh refresh, DeviceSum sum, Forward forward,
+           std::shared_ptr<ThreadPool> threads = nullptr);
 
   int size() const { return static_cast<int>(places_.device_of.size()); }
   const ReplicaPlaces& places() const { return places_; }
@@ -119,11 +125,15 @@ class Replicas final : public std::enable_shared_from_this<Replicas>, private nn
   int device_number(int replica) const { return places_.device_of[static_cast<std::size_t>(replica)]; }
   Device device(int replica) const { return places_.devices[static_cast<std::size_t>(device_number(replica))]; }
   const nn::Module& module() const { return module_; }
+  const std::shared_ptr<ThreadPool>& threads() const { return threads_; }
+  /// Whether the replica's device has others.
+  bool takes_turns(int replica) const { return turns_[static_cast<std::size_t>(device_number(replica))] != nullptr; }
   nn::Context& context(int i) { return contexts_[static_cast<std::size_t>(i)]; }
-  /// Runs task(i) for every replica, each on its device's thread; one after the other while a step is recorded.
-  void run(FunctionRef<void(int i)> task);
+  /// Runs task(i) for every replica, each on its device's thread; one after the other while a step is recorded. What a
+  /// device's replicas that take turns do together is traced under `name`, unless that is null.
+  void run(FunctionRef<void(int i)> task, const char* name = nullptr);
   /// Those of ReplicaSums: before a run of tasks that compute on a batch, and at the end of each of these.
-  void begin_sums(int count, BatchSums* others);
+  void begin_sums(int count, const SumOrder& order, BatchSums* others);
   void end_sums(int replica, const std::exception_ptr& cause = nullptr);
   nn::Value forward(int i, const nn::Value& input) { return forward_(context(i), input); }
 
@@ -141,13 +151,14 @@ class Replicas final : public std::enable_shared_from_this<Replicas>, private nn
   /// Copies of the values that were only recorded, and never replayed, do not count.
   void forget_values() { has_values_ = false; }
 
-  /// Adds up the gradients of all replicas as DeviceSum says, on the model's device: into destinations[0], which has
-  /// the flat order of the module's slots, and for further subtrees of this process into those after it. Replicas for
-  /// which took_part is false count as zero. `for_all`: the destination is the model's gradient; persistent replicas
-  /// get the sum, too.
-  void sum_gradients(std::span<const char> took_part, std::span<const Tensor> destinations, bool for_all);
-  /// Number of sums.
-  int sum_count() const { return static_cast<int>(order_.results.size()); }
+  /// The order of sums since the last replicate(). It lives as long as these.
+  const SumOrder& order() const { return *order_; }
+
+  /// Adds up the gradients of all replicas as DeviceSum says, on the model's device: into a destination for each result
+  /// of `order`, in the flat order of the module's slots. Replicas for which took_part is false count as zero.
+  /// `for_all`: the first destination is the model's gradient; persistent replicas get the sum, too.
+  void sum_gradients(const SumOrder& order, std::span<const char> took_part, std::span<const Tensor> destinations,
+                     bool for_all);
 
  private:
   void make_contexts(const nn::Context& model);
@@ -159,7 +170,8 @@ class Replicas final : public std::enable_shared_from_this<Replicas>, private nn
   bool holds_values() const;
   void attach_to_recording();
   void set_order(const nn::Context& model);
-  void sum_pieces(std::span<const Tensor> parts, std::span<const Tensor> destinations, int share) const;
+  void sum_pieces(const SumOrder& order, std::span<const Tensor> parts, std::span<const Tensor> destinations,
+                  int share) const;
   void update(nn::OptimizerState& state, Rule rule) override;
   void values_written() override { has_values_ = false; }
   void gradients_written() override { has_gradients_ = false; }
@@ -180,10 +192,10 @@ class Replicas final : public std::enable_shared_from_this<Replicas>, private nn
   std::shared_ptr<ThreadPool> threads_;
   std::vector<std::unique_ptr<DeviceTurns>> turns_;  // by device; null where it has one replica
   ReplicaSums sums_;
-  std::vector<std::unique_ptr<ReplicaSums>> device_sums_;  // likewise: of the replicas of a device
-  std::vector<SumOrder> device_orders_;                    // by device
-  std::vector<Subtree> targets_;                           // of the sums, where replicas have subtrees
-  SumOrder order_;
+  std::vector<std::unique_ptr<ReplicaSums>> device_sums_;        // likewise: of the replicas of a device
+  std::vector<SumOrder> device_orders_;                          // by device
+  std::map<std::vector<std::pair<int, int>>, SumOrder> orders_;  // by the blocks of each sum
+  const SumOrder* order_ = nullptr;
 };
 
 }  // namespace duet::dp

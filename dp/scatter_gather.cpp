@@ -112,14 +112,11 @@ struct Part {
   int number = 0, parts = 0;
 };
 
-/// Whether ranks, and devices of this one, have whole blocks of batches with this stamp.
-bool has_owners(const Rows& stamp) { return stamp.owned || stamp.blocks % stamp.shards == 0; }
-
 /// The part that n rows with this stamp are: a shard of a sampler, or a half or quarter of it, or a subtree of its
 /// blocks; none for other rows.
 Part part_of(const Rows& stamp, std::int64_t n) {
   const auto begin = [&](std::int64_t i, int parts) {
-    return has_owners(stamp) ? share_begin(i, parts, stamp.global, stamp.blocks) : block_begin(i, stamp.global, parts);
+    return stamp.owned ? share_begin(i, parts, stamp.global, stamp.blocks) : block_begin(i, stamp.global, parts);
   };
   const auto last_from = [&](int parts) {  // the last that begins at the first row or before
     const auto numbers = std::views::iota(0, parts);
@@ -146,17 +143,20 @@ Cut rows_cut(const Part& part, int k, const Rows& stamp) {
   return cut;
 }
 
-/// Of the blocks' owners from number `first` on.
+/// A piece for each subtree that has rows of the blocks of owners [first, first + k).
 Cut owners_cut(int first, int k, int owners, const Rows& stamp) {
   Cut cut;
+  const bool one_each = stamp.blocks % owners == 0;  // added up as devices are
   for (int i = 0; i < k; ++i)
     for (const Subtree& subtree : subtrees_of(first + i, owners, stamp.blocks)) {
-      cut.sizes.push_back(block_begin(subtree.end(), stamp.global, stamp.blocks) -
-                          block_begin(subtree.first, stamp.global, stamp.blocks));
+      const std::int64_t rows = block_begin(subtree.end(), stamp.global, stamp.blocks) -
+                                block_begin(subtree.first, stamp.global, stamp.blocks);
+      if (rows == 0 && !one_each) continue;
+      cut.sizes.push_back(rows);
       cut.devices.push_back(i);
       cut.subtrees.push_back(subtree);
     }
-  if (stamp.blocks % owners == 0) cut.subtrees.clear();  // one for each device, added up as devices are
+  if (one_each) cut.subtrees.clear();
   return cut;
 }
 
@@ -185,9 +185,8 @@ Cut cut_rows(std::int64_t n, int k, Split split, const Rows& stamp) {
   if (split == Split::blocked) {
     const Part part = part_of(stamp, n);
     const int owners = part.parts * k;
-    if (part.parts > 0 && owners <= stamp.blocks && has_owners(stamp))
-      return owners_cut(part.number * k, k, owners, stamp);
-    return part.parts > 0 && !stamp.owned ? rows_cut(part, k, stamp) : even_cut(n, k);
+    if (part.parts == 0 || !stamp.owned) return part.parts > 0 ? rows_cut(part, k, stamp) : even_cut(n, k);
+    return owners <= stamp.blocks ? owners_cut(part.number * k, k, owners, stamp) : even_cut(n, k);
   }
   if (n == 0) return even_cut(n, k);
   Cut cut;
@@ -229,7 +228,7 @@ PooledVector<Variable> scatter(const Variable& whole, std::span<const Device> de
 
 namespace {
 
-/// One for each device, of the losses of its pieces.
+/// Replaces the losses of each device's pieces by their mean.
 PooledVector<Variable> means_of_devices(std::span<const Variable> losses, const CutBatch& from) {
   PooledVector<Variable> means;
   for (std::size_t begin = 0, end = 0; begin < losses.size(); begin = end) {
@@ -259,6 +258,12 @@ Variable gather(std::span<const Variable> pieces, Device device, int dim, const 
     const PooledVector<Variable> means = means_of_devices(pieces, from);
     return means.size() == 1 ? means[0] : gather(means, device, dim);
   }
+  for (std::size_t i = 0; !from.cut.subtrees.empty() && i < pieces.size(); ++i)
+    require<UsageError>(pieces[i].shape().rank() > dim && pieces[i].shape()[dim] == from.cut.sizes[i],
+                        "the module gives ", pieces[i].shape(), " for ", from.cut.sizes[i],
+                        " rows of a device that owns several subtrees of the batch's blocks, and so runs it on each: "
+                        "expected as many rows; use a number of devices that divides that of the blocks, or batches "
+                        "without a stamp");
   PooledVector<Variable> plain;
   PooledVector<Tensor> tensors;
   bool record = false;

@@ -23,13 +23,15 @@ struct Cut {
   PooledVector<std::int64_t> sizes{};  // rows of each piece
   PooledVector<int> devices{};         // number of each piece's device, ascending
   PooledVector<Subtree> subtrees{};    // blocks of each piece; empty: each device has one piece
+  bool operator==(const Cut&) const = default;
 };
 
 /// Cuts n rows for k devices. Blocked pieces may be empty; chunks are not, but for n = 0, and may be fewer than k.
 /// Of a rank's shard, or another power of 2 of equal parts that a batch is cut into, a blocked split is that of the
-/// whole batch for all parts' devices, as the `stamp` of the rows says: see Note [Owners] in lib/blocks.h. A device has
-/// a piece for each of its subtrees. Other rows, and those of more devices than blocks, are cut evenly: piece i of n
-/// rows reaches from floor(i n / k) to floor((i + 1) n / k).
+/// whole batch for all parts' devices, as the `stamp` of the rows says. Where the stamp's blocks have owners (Note
+/// [Owners] in lib/blocks.h), and the devices do not divide their number, a device has a piece for each of its subtrees
+/// that has rows. Other rows, and those of more devices than blocks, are cut evenly: piece i of n rows reaches from
+/// floor(i n / k) to floor((i + 1) n / k).
 Cut cut_rows(std::int64_t n, int k, Split split, const Rows& stamp = {});
 
 /// Cuts x along `dim` into pieces of these sizes, the i-th on devices[i]; a stamp is narrowed. Pieces of dimension 0 on
@@ -59,7 +61,8 @@ struct CutBatch {
 /// Joins pieces along `dim` on `device`; scalars become a vector. The gradient is scattered to the pieces. Throws
 /// ShapeError that shows both sizes when pieces do not fit. `from`: of one device with several pieces scalars become
 /// one, the mean of its rows; of one device alone there is no vector. Throws UsageError for such scalars that are no
-/// losses which were divided by the rows of the global batch: what they are of all pieces is not known.
+/// losses which were divided by the rows of the global batch: what they are of all pieces is not known; and for tensors
+/// of a piece that do not have its rows.
 Variable gather(std::span<const Variable> pieces, Device device, int dim = 0, const CutBatch& from = {});
 /// Joins values of the same structure; throws ShapeError when structures differ.
 nn::Value gather(std::span<const nn::Value> pieces, Device device, int dim = 0, const CutBatch& from = {});

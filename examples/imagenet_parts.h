@@ -107,7 +107,8 @@ inline std::unique_ptr<data::Loader> make_loader(const data::Dataset& set, std::
                                                  const ImageNetOptions& options, const Place& place) {
   const samplers::BlockedOptions batches{.global_batch = options.batch / place.on_node * place.world_size(),
                                          .world_size = place.world_size(),
-                                         .rank = place.rank()};
+                                         .rank = place.rank(),
+                                         .whole_blocks = device_kind(options) == DeviceKind::cpu};
   const int workers = (options.workers + place.on_node - 1) / place.on_node;
   return std::make_unique<data::Loader>(set, std::make_unique<samplers::BlockedBatches>(std::move(order), batches),
                                         data::LoaderOptions{.workers = workers});

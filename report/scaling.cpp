@@ -82,7 +82,7 @@ std::vector<ScalingRow> rows_of(const Results& results, const ScalingPlan& plan)
                                          .devices = row.devices,
                                          .hosts = row.hosts,
                                          .batch = static_cast<double>(row.batch),
-                                         .blocks = results.settings.blocks,
+                                         .blocks = row.mode == Mode::averaging ? 0 : results.settings.blocks,
                                          .link = link_of(plan, row)});
     row.measured = run != nullptr;
     row.step_us = checked_us(row, row.computed.total_us(), "model");

@@ -80,7 +80,8 @@ class BlockSteps {
     require<UsageError>(ranks_ <= blocks_, blocks_, " blocks cannot be shared out among ", ranks_, " ranks",
                         ranks_ <= kMostBlocks ? ": use more blocks" : "");
     require<UsageError>(blocks_ % ranks_ == 0 || module.layout_.device().is_cpu(), blocks_,
-                        " blocks are shared out among ", ranks_, " ranks on CPUs only: on GPUs use 1, 2, 4 or 8 ranks");
+                        " blocks are shared out among ", ranks_,
+                        " ranks on CPUs only: on GPUs use a number of ranks that divides them");
     require<UsageError>(module.options().rule == ddp::GradientRule::torch,
                         "with blocks all rows of the global batch count alike: leave out GradientRule::rows");
     require<UsageError>(std::string_view(module.group().backend()) != "nccl",

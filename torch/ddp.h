@@ -87,10 +87,10 @@ class DistributedDataParallel {
   /// other, in place of backward(). `sum_of_losses` gets the block's rows of all of `batch`, runs this wrapper, and
   /// returns the sum of the rows' losses: with `-> Tensor { return nll_loss(net(x), y, {}, Reduction::Sum); }`.
   /// Replaces the parameters' gradients by those of the mean over all ranks' rows, with the same bits on any number of
-  /// ranks up to the number of blocks B; returns this rank's part of that mean, the ranks' parts add up to it. Rank r of
-  /// W has blocks [r B / W, (r + 1) B / W), each rounded down, of the n rows of the global batch, of which block i is
-  /// rows [i n / B, (i + 1) n / B), as duet::samplers::BlockedBatches gives them. Batch norm takes statistics of each block, and its running ones are
-  /// those of block 0. Throws UsageError for other rows, and without the option.
+  /// ranks up to the number of blocks B; returns this rank's part of that mean, the ranks' parts add up to it. Rank r
+  /// of W has blocks [r B / W, (r + 1) B / W), each rounded down, of the n rows of the global batch, of which block i
+  /// is rows [i n / B, (i + 1) n / B), as duet::samplers::BlockedBatches gives them. Batch norm takes statistics of
+  /// each block, and its running ones are those of block 0. Throws UsageError for other rows, and without the option.
   template <class SumOfLosses, class... Tensors>
   double backward_in_blocks(const SumOfLosses& sum_of_losses, const Tensors&... batch) {
     static_assert(sizeof...(batch) > 0);

@@ -34,8 +34,8 @@ struct DistributedDataParallelOptions {
   /// Communicates gradients in place of all_reduce: ddp/comm_hook.h. What it asks of a GPU belongs on the stream of
   /// duet's device (Backend::stream), with which LibTorch's streams are ordered.
   std::shared_ptr<ddp::CommHook> comm_hook{};
-  /// 8, 16 or 32: steps are made by backward_in_blocks(), which gives the same bits on any number of ranks up to that, on
-  /// GPUs on 1, 2, 4 and 8. 0: by backward(). Not over NCCL, which adds up in an order of its own.
+  /// 8, 16 or 32: steps are made by backward_in_blocks(), which gives the same bits on any number of ranks up to that,
+  /// on GPUs on a number that divides it. 0: by backward(). Not over NCCL, which adds up in an order of its own.
   int blocks = 0;
   /// With blocks: LibTorch's default generators, of the CPU and of the module's device, are seeded for each block, from
   /// this, the step and the block, so that dropout draws the same masks on any number of ranks. The generator is one

@@ -100,7 +100,7 @@ class ModuleAdapter : public ModulePart {
     return {context.next_seed(number, x), context.step_of(x), number, x.stamp().first, device};
   }
 
-  /// The batch as one block, or as its 8.
+  /// The batch as one block, or as its own.
   Blocks blocks_of_run(const Tensor& x) const {
     if (options_.equal_bits) return blocks_of(x);
     Blocks whole;

@@ -123,7 +123,8 @@ class ModuleSynchroniser {
     const c10::DeviceGuard guard(layout_.device());  // the zeros of ranks that have ended change it
     synchroniser_.join(body, {.by_rows = options_.rule == ddp::GradientRule::rows,
                               .step_begins = step_begins,
-                              .parameters_and_buffers = parameters_and_buffers});
+                              .parameters_and_buffers = parameters_and_buffers,
+                              .owns = [](int) {}});
   }
 
  private:

@@ -170,7 +170,8 @@ void Checkpointer::save(const data::Position& position, double accuracy) {
   if (best) best_ = 100 * accuracy;
   Metadata settings = settings_of(options_);
   settings.insert(images_.begin(), images_.end());
-  if (setup_.batches != nullptr) settings[kBlocksSetting] = std::to_string(setup_.batches->blocks());
+  if (setup_.batches != nullptr && options_.device == DeviceKind::cpu)
+    settings[kBlocksSetting] = std::to_string(setup_.batches->blocks());
   if (const std::string run = variable(kRunId); !run.empty()) settings[kRun] = run;
   save_checkpoint(folder_,
                   {.position = position,

@@ -185,15 +185,15 @@ class Trainer {
     return images_.train->sample_shape()[0] == 1 ? kUntrainedSteps : kFewUntrainedSteps;
   }
 
-  /// Devices without whole blocks to themselves.
+  /// Warns where there are more devices than blocks.
   void warn_of_rows() const {
-    if (!leader() || options_.device != DeviceKind::cpu || setup_.batches == nullptr ||
+    if (!leader() || options_.device != DeviceKind::cpu || setup_.batches == nullptr || options_.mode == Mode::copies ||
         options_.devices <= setup_.batches->blocks())
       return;
+    const bool more = options_.devices <= kMostBlocks;
     std::fprintf(stderr,
-                 "duet: %d devices share out the rows of %d blocks: results equal one device's to rounding only; with "
-                 "--blocks 16 or 32 up to as many devices have its bits\n",
-                 options_.devices, setup_.batches->blocks());
+                 "duet: %d devices share out the rows of %d blocks: results equal one device's to rounding only%s\n",
+                 options_.devices, setup_.batches->blocks(), more ? "; --blocks 32 gives each its own" : "");
   }
 
   void take_weights() {

@@ -278,7 +278,8 @@ std::int64_t count_correct(nn::Module& net, const data::Dataset& data, int rank,
   data::Loader loader(data,
                       std::make_unique<samplers::BlockedBatches>(
                           std::make_unique<samplers::SequentialSampler>(data.size()),
-                          samplers::BlockedOptions{.global_batch = rows, .world_size = world_size, .rank = rank}),
+                          samplers::BlockedOptions{
+                              .global_batch = rows, .world_size = world_size, .rank = rank, .whole_blocks = false}),
                       data::LoaderOptions{.workers = workers});
   net.eval();
   std::int64_t correct = 0;

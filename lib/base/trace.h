@@ -44,12 +44,13 @@ class Trace {
   static std::uint64_t read(std::uint64_t from, std::vector<TraceEvent>& events);
 };
 
-/// Traces the time from its construction to its destruction.
+/// Traces the time from its construction to its destruction; nothing where `name` is null.
 class TraceSpan {
  public:
   TraceSpan(const char* name, Device device, TraceEvent::Kind kind = TraceEvent::Kind::work, std::int64_t amount = 0)
       : event_{.name = name, .kind = kind, .device = device, .amount = amount, .begin_ns = monotonic_ns()} {}
   ~TraceSpan() {
+    if (event_.name == nullptr) return;
     event_.end_ns = monotonic_ns();
     Trace::add(event_);
   }

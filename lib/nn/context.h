@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 #include "lib/autograd/variable.h"
@@ -107,8 +108,10 @@ struct Context {
   bool fuse = true;
   /// Set by wrappers that cut batches over devices, for layers that need statistics of the whole batch.
   BatchSums* batch_sums = nullptr;
-  /// Likewise for statistics of one device's rows, where several replicas share these; else null.
+  /// Set where several replicas have rows of one device, for layers that need statistics of that device's rows.
   BatchSums* device_sums = nullptr;
+  /// Set by a wrapper that adds up gradients over ranks of which some own several subtrees of the blocks.
+  std::shared_ptr<GradientParts> gradient_parts{};
 
   /// Not checked: see has_slot() and has_buffer().
   const Variable& parameter(int number) const { return store->variable(number - first_slot); }

@@ -215,23 +215,19 @@ Tensor FlatParameters::gradient(int slot) { return view(gradients(), slot); }
 
 void FlatParameters::zero_grad() {
   std::ranges::fill(filled_, 0);
-  if (gradient_parts_ != nullptr) std::ranges::fill(gradient_parts_->filled, 0);
   ++zero_grad_count_;
   hooks_->forget_normalisers();
   residence_.gradients_written();  // by the next backward
 }
 
 void FlatParameters::zero_grad(int first_slot, int slot_count) {
-  for (int slot = first_slot; slot < first_slot + slot_count; ++slot) set_state(slot, 0);
+  std::fill_n(filled_.begin() + first_slot, slot_count, 0);
   if (std::ranges::all_of(filled_, [](unsigned char filled) { return filled == 0; })) return zero_grad();
   residence_.gradients_written();
 }
 
 Tensor FlatParameters::values_of(int first_slot, int slot_count) const {
   return run_of(values_, slots_, first_slot, slot_count);
-}
-Tensor FlatParameters::run_in(const Tensor& flat, int first_slot, int slot_count) const {
-  return run_of(flat, slots_, first_slot, slot_count);
 }
 Tensor FlatParameters::gradients_in(const std::shared_ptr<Storage>& memory) const {
   const auto begin =

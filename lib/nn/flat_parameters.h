@@ -16,7 +16,6 @@
 #include <cstdint>
 #include <memory>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "lib/autograd/variable.h"
@@ -37,13 +36,14 @@ struct Slot {
   std::int64_t padding = 0;  // elements between it and the next slot in memory, always 0
 };
 
-/// Where a rank owns several subtrees of the blocks (lib/blocks.h), gradients of each: those of the first are the
-/// model's.
+/// Where a rank owns several subtrees of the blocks (lib/blocks.h), its gradients of one backward: the model's are
+/// those of the first subtree.
 struct GradientParts {
   int blocks = kBlocks;             // in all
   std::vector<Subtree> subtrees{};  // of this rank
-  std::vector<Tensor> others{};     // by subtree but the first: laid out as the model's
-  std::vector<char> filled{};       // by slot: whether a backward has filled them since zero_grad()
+  Tensor first{};                   // the model's flat gradient
+  std::vector<Tensor> others{};     // by subtree but the first: laid out as that
+  std::vector<char> filled{};       // by slot of the model: whether this backward has filled them
 };
 
 /// The buffers of a model (running statistics, counts of batches) in one piece of memory, so that one copy or one
@@ -128,19 +128,15 @@ class FlatParameters final {
   /// Marks a slot filled whose gradient was written by other means.
   void set_filled(int slot) { filled_[static_cast<std::size_t>(slot)] |= kFilled; }
   /// Marks a slot as holding the sum over all ranks, until zero_grad().
-  void set_summed(int slot) { set_state(slot, kFilled | kSummed); }
+  void set_summed(int slot) { filled_[static_cast<std::size_t>(slot)] = kFilled | kSummed; }
   bool is_summed(int slot) const { return (filled_[static_cast<std::size_t>(slot)] & kSummed) != 0; }
   /// Marks a slot as empty because its sum was kept elsewhere, to be added again, until zero_grad().
-  void set_aside(int slot) { set_state(slot, kAside); }
+  void set_aside(int slot) { filled_[static_cast<std::size_t>(slot)] = kAside; }
   bool is_aside(int slot) const { return (filled_[static_cast<std::size_t>(slot)] & kAside) != 0; }
 
-  /// Set by a wrapper that adds them up; null: there are none.
-  void set_gradient_parts(std::shared_ptr<GradientParts> parts) { gradient_parts_ = std::move(parts); }
-  const std::shared_ptr<GradientParts>& gradient_parts() const { return gradient_parts_; }
-  /// A tensor laid out as gradients() in other memory of gradient_bytes(); views of one slot, and of a run of slots.
+  /// A tensor laid out as gradients() in other memory of gradient_bytes(), and its view of one slot.
   Tensor gradients_in(const std::shared_ptr<Storage>& memory) const;
   Tensor slot_in(const Tensor& flat, int slot) const { return view(flat, slot); }
-  Tensor run_in(const Tensor& flat, int first_slot, int slot_count) const;
 
   /// Moves the gradients, with what they hold, to memory of gradient_bytes() on this device. Tensors of them taken
   /// earlier move along. Not during a backward. Throws DeviceError for other memory.
@@ -165,11 +161,6 @@ class FlatParameters final {
   /// `model`: see Residence.
   FlatParameters(std::vector<Slot> slots, FlatBuffers buffers, Tensor values, Tensor gradients, const Residence* model);
   Tensor view(const Tensor& flat, int slot) const;
-  /// What other subtrees have of the slot's gradient counts no more.
-  void set_state(int slot, unsigned char state) {
-    filled_[static_cast<std::size_t>(slot)] = state;
-    if (gradient_parts_ != nullptr) gradient_parts_->filled[static_cast<std::size_t>(slot)] = 0;
-  }
   /// A replica's variables share the versions of the slots of `model` from number `first` on, whose values they are.
   void make_variables(const FlatParameters* model = nullptr, int first = 0);
 
@@ -178,7 +169,6 @@ class FlatParameters final {
   Tensor values_, gradients_;
   static constexpr unsigned char kFilled = 1, kSummed = 2, kAside = 4;
   std::vector<unsigned char> filled_;  // by slot; 0: empty
-  std::shared_ptr<GradientParts> gradient_parts_;
   std::uint64_t zero_grad_count_ = 0;
   std::vector<Variable> variables_;
   Residence residence_;

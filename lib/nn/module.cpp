@@ -313,8 +313,12 @@ void Module::append_state(const std::string& prefix, const Context& own, std::ve
 void Module::load_state_dict(const std::vector<NamedTensor>& state) { copy_by_name(state, state_dict(), "the state"); }
 
 bool Module::sums_by_blocks() const {
-  return own_sums_by_blocks() && std::all_of(children_.begin(), children_.end(),
-                                             [this](const Child& part) { return child(part).sums_by_blocks(); });
+  return all_modules([](const Module& one) { return one.own_sums_by_blocks(); });
+}
+
+bool Module::all_modules(FunctionRef<bool(const Module&)> holds) const {
+  return holds(*this) && std::all_of(children_.begin(), children_.end(),
+                                     [&](const Child& part) { return child(part).all_modules(holds); });
 }
 
 std::string Module::str() const {

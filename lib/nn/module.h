@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "lib/base/function_ref.h"
 #include "lib/error.h"
 #include "lib/nn/context.h"
 #include "lib/nn/flat_parameters.h"
@@ -49,6 +50,8 @@ class Module {
   /// Whether it and its parts add up over rows as Note [Sums over samples] in lib/blocks.h says: only then has
   /// a batch that is divided over any number of devices the same bits.
   bool sums_by_blocks() const;
+  /// Whether holds(module) is true of this module and all of its parts.
+  bool all_modules(FunctionRef<bool(const Module&)> holds) const;
   /// Elements of all parameters of this module and its parts; makes no values.
   std::int64_t parameter_count() const;
   /// Draws all initial values, in PyTorch's order (semantics of torch.nn.init for each layer). Values that exist are

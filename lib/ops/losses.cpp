@@ -32,7 +32,8 @@ struct Factors {
 /// A loss, and on CPU the sums of its blocks, in one piece of memory.
 struct LossPlace {
   explicit LossPlace(const Tensor& x) {
-    const int blocks = x.device().kind == DeviceKind::cpu ? x.stamp().blocks : 0;
+    // Without its stamp it is not known which blocks of the batch its rows are.
+    const int blocks = x.device().kind == DeviceKind::cpu && x.stamp().stamped() ? x.stamp().blocks : 0;
     whole = empty(blocks > 0 ? Shape{1 + blocks} : Shape{}, DType::f32, x.device());
     value = whole.slice(0, {});
     if (blocks > 0) block_sums = whole.slice(1, {blocks});
@@ -216,6 +217,8 @@ std::span<const float> block_sums(const Variable& loss) {
 }
 
 float mean_of_blocks(std::span<const float> sums, std::int64_t terms) {
+  require<UsageError>(!sums.empty() && terms > 0, "the mean of ", terms, " terms from the sums of ", sums.size(),
+                      " blocks: expected at least one of each");
   std::vector<float> parts(sums.begin(), sums.end());
   const auto leaf = [](int low, int high) { return high - low == 1 ? low : -1; };
   add_by_tree(0, static_cast<int>(parts.size()), leaf,

@@ -30,7 +30,7 @@ Variable mse_loss(const Variable& x, const Tensor& target);
 
 /// What one of the losses above has added up in each block of its batch, by block, 0 of those of which it has no rows;
 /// before backward. Their sums over all devices and ranks make mean_of_blocks() the loss of the whole batch with the
-/// bits of one device. Empty for other results, without a tape, and on GPUs.
+/// bits of one device. Empty for other results, of rows without a stamp, without a tape, and on GPUs.
 std::span<const float> block_sums(const Variable& loss);
 /// The mean of `terms`, rows or elements of the whole batch, from the blocks' sums.
 float mean_of_blocks(std::span<const float> sums, std::int64_t terms);

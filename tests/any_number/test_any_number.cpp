@@ -8,6 +8,7 @@
 #include <functional>
 #include <iostream>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -173,6 +174,157 @@ TEST_CASE("gradients that accumulate on three ranks are those of all rows, to ro
 
 TEST_CASE("a communication hook on three ranks gets the sum of a rank's parts") {
   CHECK(largest_difference(by_ranks(1, std::make_shared<Halves>())[0], by_replicas(1)) < 1e-3f);
+}
+
+namespace {
+
+/// Its sums are those of rows only.
+class Rowwise : public nn::Module {
+ public:
+  Rowwise() {
+    register_module("fc", fc_);
+    initialise(3);
+  }
+  Variable forward(nn::Context& context, const Variable& x) const override {
+    return fc_.forward(context, flatten_.forward(context, x));
+  }
+  using nn::Module::forward;
+
+ private:
+  nn::Flatten flatten_;
+  nn::Linear fc_{16, 3};
+};
+
+std::vector<float> gradients_of(nn::Module& model) {
+  const auto all = model.parameters().gradients().span<float>();
+  return {all.begin(), all.end()};
+}
+
+data::Batch with_blocks(const data::Batch& whole, int blocks, int rank, int ranks) {
+  const std::int64_t begin = share_begin(rank, ranks, kRows, blocks), end = share_begin(rank + 1, ranks, kRows, blocks);
+  data::Batch batch{whole.images.rows(begin, end), whole.labels.rows(begin, end)};
+  const Rows stamp{.first = begin, .global = kRows, .shards = ranks, .blocks = blocks, .owned = true};
+  batch.images.set_stamp(stamp);
+  batch.labels.set_stamp(stamp);
+  return batch;
+}
+
+}  // namespace
+
+TEST_CASE("halves of a batch, and gradients that no rank has sent, are those of the rows that they have") {
+  for (const int blocks : {8, 16, 32})
+    for (const int ranks : {3, 5, 6, 7}) {
+      const data::Batch whole = with_blocks(batch_of(0, 1, 0), blocks, 0, 1);
+      Rowwise alone;
+      ops::cross_entropy(alone(whole.images), whole.labels).backward();
+      const std::vector<float> expected = gradients_of(alone);
+      INFO(ranks << " ranks, " << blocks << " blocks");
+      const auto body = [&](ddp::ProcessGroup& group) {
+        Rowwise model;
+        ddp::DistributedDataParallel net(model, group);
+        const data::Batch own = with_blocks(whole, blocks, group.rank(), ranks);
+        const std::int64_t rows = own.images.size(0);
+        const auto run = [&](std::int64_t begin, std::int64_t end) {
+          ops::cross_entropy(net(own.images.rows(begin, end)), own.labels.rows(begin, end)).backward();
+        };
+        model.zero_grad();
+        {
+          const auto guard = net.no_sync();
+          run(0, rows / 2);
+        }
+        const std::vector<float> half = gradients_of(model);
+        Rowwise by_hand;
+        data::Batch plain = own;  // as one of a sampler that divides nothing
+        const Rows stamp{.first = own.images.stamp().first, .global = kRows};
+        plain.images.set_stamp(stamp);
+        plain.labels.set_stamp(stamp);
+        ops::cross_entropy(by_hand(plain.images.rows(0, rows / 2)), plain.labels.rows(0, rows / 2)).backward();
+        const bool same = rows < 2 || largest_difference(half, gradients_of(by_hand)) < 1e-6f;
+        run(rows / 2, rows);
+        const float sum = largest_difference(gradients_of(model), expected);
+        model.zero_grad();  // forward synchronised, backward not
+        Variable loss = ops::cross_entropy(net(own.images), own.labels);
+        std::vector<float> unsent;
+        {
+          const auto guard = net.no_sync();
+          loss.backward();
+          unsent = gradients_of(model);
+        }
+        by_hand.zero_grad();
+        ops::cross_entropy(by_hand(plain.images), plain.labels).backward();
+        const float own_sum = rows == 0 ? 0 : largest_difference(unsent, gradients_of(by_hand));
+        model.zero_grad();
+        run(0, rows);
+        const bool bits = gradients_of(model) == expected;
+        CHECK(same);
+        CHECK(sum < 1e-6f);
+        CHECK(own_sum < 1e-6f);
+        CHECK(bits);
+      };
+      ddp::run_rank_threads(ranks, body, {.backend = "memory"});
+    }
+}
+
+TEST_CASE("ranks that end before others, even before their first step, leave sums of the others' rows") {
+  const auto body = [](ddp::ProcessGroup& group) {
+    Rowwise model;
+    ddp::DistributedDataParallel net(model, group);
+    optim::SGD optimizer(model, {.lr = 0.1f});
+    net.join([&] {
+      for (std::uint64_t step = 0; step < static_cast<std::uint64_t>(group.rank()); ++step) {
+        optimizer.zero_grad();
+        const data::Batch batch = batch_of(group.rank(), 3, step);
+        ops::cross_entropy(net(batch.images), batch.labels).backward();
+        optimizer.step();
+      }
+    });
+    std::vector<float> values(gradients_of(model).size());
+    std::ranges::copy(model.parameters().values().span<float>(), values.begin());
+    std::vector<float> all(3 * values.size());
+    group.all_gather(std::span(values), std::span(all)).wait();
+    for (std::size_t i = 0; i < all.size(); ++i) CHECK(all[i] == values[i % values.size()]);
+  };
+  for (const char* const backend : {"memory", "shm"}) ddp::run_rank_threads(3, body, {.backend = backend});
+}
+
+TEST_CASE("a DataParallel around a part of a network runs in ranks that own several subtrees") {
+  class Parts : public nn::Module {
+   public:
+    Parts() {
+      register_module("first", first_);
+      register_module("second", second_);
+    }
+    Variable forward(nn::Context& context, const Variable& x) const override {
+      const nn::Module& first = wrapper_ != nullptr ? *wrapper_ : static_cast<const nn::Module&>(first_);
+      return second_.forward(context, first.forward(context, flatten_.forward(context, x)));
+    }
+    using nn::Module::forward;
+    nn::Linear first_{16, 6}, second_{6, 3};
+    nn::Flatten flatten_;
+    void wrap_first(nn::Module& wrapper) {
+      wrap_child("first", wrapper);
+      wrapper_ = &wrapper;
+    }
+
+   private:
+    nn::Module* wrapper_ = nullptr;
+  };
+  const data::Batch whole = batch_of(0, 1, 0);
+  Parts alone;
+  alone.initialise(3);
+  ops::cross_entropy(alone(whole.images), whole.labels).backward();
+  const std::vector<float> expected = gradients_of(alone);
+  const auto body = [&](ddp::ProcessGroup& group) {
+    Parts model;
+    dp::DataParallel inner(model.first_, {.devices = first_devices(DeviceKind::cpu, 2)});
+    model.wrap_first(inner);
+    model.initialise(3);
+    ddp::DistributedDataParallel net(model, group);
+    const data::Batch own = batch_of(group.rank(), 3, 0);
+    ops::cross_entropy(net(own.images), own.labels).backward();
+    CHECK(largest_difference(gradients_of(model), expected) < 1e-6f);
+  };
+  ddp::run_rank_threads(3, body, {.backend = "memory"});
 }
 
 TEST_CASE("drawn trainings on 1 to 8 devices end with one device's bits") {

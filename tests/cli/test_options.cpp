@@ -87,6 +87,23 @@ TEST_CASE("options are read") {
   CHECK(endpoint_of(launch).port == 0);
 }
 
+TEST_CASE("a comparison has one number of blocks for all of its rows") {
+  const auto blocks = [](const std::vector<std::string>& devices) {
+    return std::get<CompareOptions>(parse(devices)).blocks;
+  };
+  CHECK(blocks({"compare", "--devices", "1,2,4,8"}) == 8);
+  CHECK(blocks({"compare", "--devices", "1,2,3"}) == 32);
+  CHECK(blocks({"compare", "--devices", "16"}) == 32);
+  CHECK(blocks({"compare", "--devices", "1,2,3", "--blocks", "16"}) == 16);
+  CHECK(blocks({"compare", "--devices", "1,2,3", "--device", "cuda"}) == 0);
+  CHECK(std::get<TrainOptions>(parse({"train", "--blocks", "32"})).blocks == 32);
+  CHECK_THAT(complaint({"train", "--blocks", "12"}), duet_test::ContainsSubstring("12"));
+  CHECK_THAT(complaint({"train", "--blocks", "16", "--compat", "torch"}),
+             duet_test::ContainsSubstring("with --compat torch a batch has no blocks"));
+  CHECK_THAT(complaint({"train", "--blocks", "16", "--device", "cuda"}),
+             duet_test::ContainsSubstring("--blocks is for CPU devices"));
+}
+
 TEST_CASE("networks for colour images have options and defaults of their own") {
   const auto train = std::get<TrainOptions>(
       parse({"train", "--model", "resnet50", "--image-size", "64", "--classes", "7", "--stem=cifar", "--sync-bn",

@@ -58,22 +58,25 @@ TEST_CASE("blocked pieces are whole blocks of the global batch") {
   CHECK(sizes(3, 4, Split::blocked) == Sizes{0, 1, 1, 1});
 }
 
-TEST_CASE("a device that owns several subtrees of the blocks has a piece for each") {
-  const auto cut = dp::cut_rows(100, 3, Split::blocked, {.global = 100});
+TEST_CASE("a device that owns several subtrees of the blocks has a piece for each that has rows") {
+  const Rows whole{.global = 100, .owned = true};
+  const auto cut = dp::cut_rows(100, 3, Split::blocked, whole);
   CHECK(cut.sizes == PooledVector<std::int64_t>{25, 25, 12, 13, 25});
   CHECK(cut.devices == PooledVector<int>{0, 1, 1, 2, 2});
   CHECK(cut.subtrees == PooledVector<Subtree>{{0, 2}, {2, 2}, {4, 1}, {5, 1}, {6, 2}});
-  CHECK(dp::cut_rows(100, 4, Split::blocked, {.global = 100}).subtrees.empty());
-  CHECK(dp::cut_rows(100, 12, Split::blocked, {.global = 100}).subtrees.empty());  // more devices than blocks
-  CHECK(dp::cut_rows(100, 12, Split::blocked, {.global = 100, .blocks = 16}).sizes.size() == 12);
+  CHECK(dp::cut_rows(100, 4, Split::blocked, whole).subtrees.empty());
+  CHECK(dp::cut_rows(100, 12, Split::blocked, whole).subtrees.empty());  // more devices than blocks
+  CHECK(dp::cut_rows(100, 12, Split::blocked, {.global = 100, .blocks = 16, .owned = true}).sizes.size() == 12);
+  CHECK(dp::cut_rows(100, 3, Split::blocked, {.global = 100}).subtrees.empty());  // no owners
+  const auto few = dp::cut_rows(2, 3, Split::blocked, {.global = 2, .owned = true});
+  CHECK(few.sizes == PooledVector<std::int64_t>{1, 1});
+  CHECK(few.subtrees == PooledVector<Subtree>{{2, 2}, {6, 2}});
+  CHECK(few.devices == PooledVector<int>{1, 2});
   // Of ranks, each with its own blocks; rank 1 of 3 has blocks 2 to 5.
   const Rows owned{.first = 25, .global = 100, .shards = 3, .owned = true};
   CHECK(dp::cut_rows(37, 1, Split::blocked, owned).subtrees == PooledVector<Subtree>{{2, 2}, {4, 1}});
   CHECK(dp::cut_rows(37, 2, Split::blocked, owned).subtrees == PooledVector<Subtree>{{2, 2}, {4, 1}});
   CHECK(dp::cut_rows(37, 2, Split::blocked, owned).devices == PooledVector<int>{0, 1});
-  Rows by_rows = owned;
-  by_rows.owned = false;
-  CHECK(dp::cut_rows(37, 1, Split::blocked, by_rows).subtrees.empty());
 }
 
 TEST_CASE("pieces of a rank's shard, and of parts of it, are those of a cut for all ranks' devices") {

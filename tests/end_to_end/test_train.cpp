@@ -52,6 +52,54 @@ TEST_CASE("a resumed training ends with the bits of an uninterrupted one, in any
   CHECK_FALSE(duet_test::files_in(kept, "model_best").empty());
 }
 
+TEST_CASE("any number of devices ends with one device's parameters and loss curve, over every backend") {
+  const TemporaryFolder folder;
+  const auto result_of = [&](const std::vector<std::string>& more) {
+    const std::string result = folder.path() + "/r";
+    std::vector<std::string> arguments = train({"--epochs", "1", "--result", result, "--blocks", "16"});
+    arguments.insert(arguments.end(), more.begin(), more.end());
+    const auto ran = duet_test::duet(arguments);
+    INFO(ran.err);
+    REQUIRE(ran.status == 0);
+    return run_from_json(read_file(result));
+  };
+  const Run single = result_of({});
+  CHECK(single.blocks == 16);
+  for (const std::vector<std::string>& more : {std::vector<std::string>{"--mode", "dp", "--devices", "3"},
+                                               {"--mode", "dp", "--devices", "7"},
+                                               {"--mode", "ddp", "--devices", "3"},
+                                               {"--mode", "ddp", "--devices", "5", "--backend", "tcp"},
+                                               {"--mode", "ddp", "--devices", "6", "--workers", "thread"},
+                                               {"--mode", "ddp", "--devices", "12"},
+                                               {"--mode", "dp", "--devices", "3", "--loss", "in_replica"}}) {
+    const Run run = result_of(more);
+    INFO(more[1] << " " << more[3]);
+    CHECK(run.parameters_sha256 == single.parameters_sha256);
+    CHECK(run.train_loss == single.train_loss);
+    CHECK(run.test_accuracy == single.test_accuracy);
+  }
+}
+
+TEST_CASE("a training keeps the blocks of its batches on another number of devices, and no other ones") {
+  const TemporaryFolder folder;
+  const std::string whole = folder.path() + "/whole", resumed = folder.path() + "/resumed", kept = folder.path() + "/c";
+  REQUIRE(duet_test::duet(train({"--epochs", "2", "--result", whole, "--blocks", "16"})).status == 0);
+  REQUIRE(duet_test::duet(train({"--epochs", "1", "--checkpoint", kept, "--blocks", "16"})).status == 0);
+  const auto on_three = [&](const std::string& option, const std::string& value) {
+    return duet_test::duet(
+        train({"--mode", "ddp", "--devices", "3", "--epochs", "2", "--resume", kept, option, value}));
+  };
+  const auto other = on_three("--blocks", "32");
+  CHECK(other.status == 1);
+  CHECK(other.err.find("is of a run with 16 blocks, this run has --blocks 32") != std::string::npos);
+  REQUIRE(on_three("--result", resumed).status == 0);
+  CHECK(duet_test::hash_of(resumed) == duet_test::hash_of(whole));
+  const auto many = duet_test::duet(train({"--mode", "dp", "--devices", "9", "--epochs", "1", "--blocks", "8"}));
+  CHECK(many.status == 0);
+  CHECK(many.err.find("9 devices share out the rows of 8 blocks: results equal one device's to rounding only") !=
+        std::string::npos);
+}
+
 TEST_CASE("--check-finite ends a training that overflows, and names the place") {
   for (const std::vector<std::string>& mode :
        {std::vector<std::string>{}, {"--mode", "dp", "--devices", "2"}, {"--mode", "ddp", "--devices", "2"}}) {
