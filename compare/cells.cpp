@@ -58,6 +58,7 @@ std::vector<Cell> model_cells_of(const CompareOptions& options, int cores) {
   const int threads = options.threads_per_device;
   for (const int devices : options.devices) {
     batches.insert(largest_shard(options.batch, devices, options.blocks));
+    if (has_mode(options, Mode::averaging)) batches.insert(largest_shard(options.batch, devices, 0));
     if (devices > 1 && devices * threads <= cores && options.device == DeviceKind::cpu) fair.insert(devices);
   }
   std::vector<Cell> cells;
