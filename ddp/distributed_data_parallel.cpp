@@ -1,5 +1,6 @@
 #include "ddp/distributed_data_parallel.h"
 
+#include <algorithm>
 #include <chrono>
 #include <cstddef>
 #include <map>
@@ -170,7 +171,7 @@ class ModuleHooks final : public GradientSynchroniser {
   /// Where ranks share memory, all of them ask for as many parts as the one with the most has, in the first backward
   /// that is synchronised.
   void make_parts() {
-    std::fill(parts_->filled.begin(), parts_->filled.end(), 0);
+    std::ranges::fill(parts_->filled, 0);
     const bool share = synchronises() && !joining() && !has_shared_ && all_slots();
     if (has_parts_ && !share) return;
     has_parts_ = true;

@@ -138,10 +138,10 @@ void fields(auto& io, Run& run) {
   io("rounds_other_programs", run.rounds_other_programs, {.later = true});
   io("synchronisation_us", run.synchronisation_us, {.later = true});
   io("batch", run.batch, kRows);
-  io("blocks", run.blocks, {.least = 0, .later = true});
   io("per_device_statistics", run.per_device_statistics);
   io("library_sums", run.library_sums);
   io("added_uses", run.added_uses, {.later = true});
+  io("blocks", run.blocks, {.least = 0, .later = true});
 }
 
 template void fields(JsonWriter&, Run&);
