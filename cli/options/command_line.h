@@ -31,6 +31,10 @@ void add_port_range(CLI::App& app, const std::string& names, std::string& ports)
 /// Splits a list at every `between`; entries may be empty.
 std::vector<std::string> entries_of(const std::string& list, char between = ',');
 
+/// ", did you mean train?": the known name that is nearest to `word` by letters inserted, left out, replaced or swapped
+/// with their neighbours, or that begins with it; empty where none is near.
+std::string did_you_mean(const std::string& word, const std::vector<std::string>& known);
+
 /// For CLI::Option::check(): why a value is wrong, or nothing.
 using Check = std::function<std::string(const std::string&)>;
 Check in_range(double least, double most = std::numeric_limits<double>::max());
