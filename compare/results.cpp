@@ -144,16 +144,35 @@ void require_one_batch(const Json& json) {
                          " in the folder of duet compare --out"));
 }
 
-}  // namespace
-
-Results results_from_json(const std::string& text) {
-  const Json json = parsed_json(text);
+Json parsed_results(const std::string& text) {
+  Json json = parsed_json(text);
   require<DataError>(!json.is_discarded(), "not JSON, expected the results.json of duet compare");
-  require_one_batch(json);
+  return json;
+}
+
+Results results_of(const Json& json) {
   Results results;
   JsonReader io(json);
   fields(io, results);
   return results;
+}
+
+}  // namespace
+
+Results results_from_json(const std::string& text) {
+  const Json json = parsed_results(text);
+  require_one_batch(json);
+  return results_of(json);
+}
+
+std::vector<Results> batches_from_json(const std::string& text) {
+  const Json json = parsed_results(text);
+  if (!json.is_object() || !json.contains("batches")) return {results_of(json)};
+  require<DataError>(json.at("batches").is_array(), "field 'batches' is no list, expected the results of each batch");
+  std::vector<Results> batches;
+  for (const Json& one : json.at("batches")) batches.push_back(results_of(one));
+  require<DataError>(!batches.empty(), "field 'batches' is empty, expected the results of each batch");
+  return batches;
 }
 
 void change_texts(Results& results, const std::function<std::string(const std::string&)>& change) {

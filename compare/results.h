@@ -37,6 +37,8 @@ struct Results {
 /// results.json. Reading throws DataError that names the field.
 std::string to_json(const Results& results);
 Results results_from_json(const std::string& text);
+/// As results_from_json(), of one or of several batches.
+std::vector<Results> batches_from_json(const std::string& text);
 
 /// Puts every text that is free in results.json, so that a person or the system may have named it, through `change`.
 void change_texts(Results& results, const std::function<std::string(const std::string&)>& change);
