@@ -11,6 +11,7 @@
 #include "ddp/launch/launch.h"
 #include "ddp/store/network.h"
 #include "lib/backend/backend.h"
+#include "lib/backend/devices.h"
 #include "lib/base/threads.h"
 #include "lib/error.h"
 #include "lib/parse_number.h"

@@ -16,6 +16,7 @@
 #include "cli/system/display.h"
 #include "cli/system/machine.h"
 #include "lib/backend/backend.h"
+#include "lib/backend/devices.h"
 #include "lib/base/threads.h"
 #include "lib/error.h"
 #include "lib/nn/networks.h"

@@ -21,6 +21,7 @@
 #include "ddp/store/network.h"
 #include "ddp/transport/modules.h"
 #include "lib/backend/backend.h"
+#include "lib/backend/devices.h"
 #include "lib/error.h"
 #include "lib/nn/networks.h"
 #include "lib/parse_number.h"

@@ -8,6 +8,7 @@
 #include "cli/options/options.h"
 #include "cli/system/machine.h"
 #include "lib/backend/backend.h"
+#include "lib/backend/devices.h"
 #include "lib/base/threads.h"
 #include "lib/error.h"
 #include "tests/support/catch2.h"

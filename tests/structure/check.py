@@ -48,13 +48,13 @@ MAX_FILES = 30
 MAX_FUNCTION = 60  # lines
 # Parts of the tree -> most files and lines of all together. A commit that raises one says why.
 BUDGETS = {
-    ("lib",): (184, 24_100),
+    ("lib",): (186, 24_140),
     ("samplers",): (6, 360),
     ("dp",): (8, 1_170),
     ("ddp",): (84, 13_910),
     ("torch",): (31, 3_710),
     PROGRAM: (81, 13_060),
-    ("examples",): (20, 2_020),
+    ("examples",): (22, 2_170),
 }
 
 # Vendor header -> files that may include it.
@@ -274,7 +274,7 @@ def check_documents(root):
         for target, anchor in re.findall(r"\]\((?!\w+:)([^)#]*)#?([^)]*)\)", text):
             file = os.path.normpath(os.path.join(os.path.dirname(path), target)) if target else path
             linked |= {file} if path == "README.md" else set()
-            installed = file in ("README.md", "LICENSE") or re.fullmatch(r"docs/\w+\.(md|png)", file)
+            installed = file in ("README.md", "LICENSE") or re.fullmatch(r"docs/\w+\.(md|png|svg)", file)
             found = installed and os.path.exists(os.path.join(root, file))
             if not found or (anchor and anchor not in anchors.get(file, ())):
                 yield f"{path} leads to {target}{'#' if anchor else ''}{anchor}"
