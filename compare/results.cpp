@@ -218,11 +218,31 @@ const Run* find_run(const Results& results, const std::string& mode, int devices
   return nullptr;
 }
 
+const Run* base_of(const Results& results) {
+  for (const char* const mode : {"single", "averaging", "ddp", "dp"})
+    if (const Run* const run = find_run(results, mode, 1); run && run->timed()) return run;
+  return nullptr;
+}
+
+std::string base_text(const Results& results) {
+  const Run* const base = base_of(results);
+  return base == nullptr || base->mode == "single" ? "single" : base->mode + " on 1 device";
+}
+
+std::string base_note(const Results& results) {
+  const Run* const base = base_of(results);
+  const bool others = base && std::any_of(results.runs.begin(), results.runs.end(),
+                                          [&](const Run& run) { return &run != base && run.speedup; });
+  return !others || base->mode == "single"
+             ? ""
+             : concat("Speed-ups are over ", base_text(results), ", as single was not compared.");
+}
+
 void compare_with_single(Results& results) {
-  const Run* const single = find_run(results, "single", 1);
+  const Run* const single = base_of(results);
   for (Run& run : results.runs) {
     run.speedup = run.efficiency = run.speedup_low = run.speedup_high = run.ceiling_efficiency = std::nullopt;
-    if (!single || !run.ok || !single->timed() || !run.timed() || !sharing(run).empty()) continue;
+    if (!single || !run.ok || !run.timed() || !sharing(run).empty()) continue;
     run.speedup = times_as_fast(run, *single);
     if (!oversubscribed(results, run) && !run.is_torch())
       run.efficiency = *run.speedup / run.threads() * single->threads_per_device;

@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <cmath>
 #include <cstddef>
 #include <string>
@@ -295,6 +296,31 @@ TEST_CASE("speed-up is against single with as many threads; no efficiency withou
   compare_with_single(alone);
   CHECK_FALSE(alone.runs[1].speedup);
   CHECK_FALSE(alone.runs[1].efficiency);
+  CHECK(base_of(alone) == nullptr);
+  CHECK(base_note(alone).empty());
+}
+
+TEST_CASE("without single, speed-ups are over averaging on one device, and that is said") {
+  Results results = duet_test::made_up();
+  CHECK(base_of(results) == &results.runs[0]);
+  CHECK(base_note(results).empty());
+  const double of_single = *results.runs[3].speedup;
+  // As duet compare --modes averaging,dp has them: single's row is averaging's.
+  results.runs[0].mode = "averaging";
+  std::erase_if(results.runs, [](const Run& run) { return run.mode == "single"; });
+  compare_with_single(results);
+  REQUIRE(base_of(results) == &results.runs[0]);
+  CHECK(*results.runs[0].speedup == 1);
+  const auto dp =
+      std::find_if(results.runs.begin(), results.runs.end(), [](const Run& run) { return run.mode == "dp"; });
+  CHECK(*dp->speedup == of_single);
+  const std::string note = "Speed-ups are over averaging on 1 device, as single was not compared.";
+  CHECK(base_note(results) == note);
+  CHECK_THAT(first_screen(results, {}),
+             duet_test::ContainsSubstring(note) && duet_test::ContainsSubstring("averaging 1"));
+  CHECK_THAT(table(results, {}), duet_test::ContainsSubstring(note));
+  CHECK_THAT(to_html(results, "", 0),
+             duet_test::ContainsSubstring(note) && duet_test::ContainsSubstring("Speed-up over averaging on 1 device"));
 }
 
 TEST_CASE("a speed-up is the median over rounds of the ratio in the same round, with its interval") {
