@@ -354,7 +354,6 @@ CommandLine::CommandLine()
   add_json(*info_app, info.json, "the same");
   for (CLI::App* const one : {compare_app, predict_app, train_app, launch_app}) add_config(*one, config);
   for (CLI::App* const one : bench_app->get_subcommands({})) add_config(*one, config);
-  arrange_help(app);
 }
 
 std::optional<Printed> CommandLine::read(const std::vector<std::string>& arguments) {
@@ -367,6 +366,7 @@ std::optional<Printed> CommandLine::read(const std::vector<std::string>& argumen
     std::reverse(reversed.begin(), reversed.end());
     app.parse(reversed);
   } catch (const CLI::CallForHelp&) {
+    arrange_help(app);  // here alone: every rank parses, and none prints help
     return Printed{app.help()};
   } catch (const CLI::CallForVersion& version) {
     return Printed{std::string(version.what()) + "\n"};

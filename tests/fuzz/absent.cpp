@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "cli/system/machine.h"
+#include "ddp/transport/modules.h"
 #include "lib/backend/backend.h"
 #include "lib/backend/devices.h"
 #include "lib/error.h"
@@ -64,5 +65,6 @@ const nn::NamedNetwork& nn::find_network(const std::string& name) {
 }
 
 std::string why_unavailable(DeviceKind) { return "fuzz targets compute nothing"; }
+std::string ddp::why_no_nccl() { return "fuzz targets have no GPU"; }
 
 }  // namespace duet
