@@ -145,7 +145,8 @@ std::vector<std::string> arguments_of_file(const CLI::App& app, const std::strin
   for (const CLI::Option* option : app.get_options({}))
     if (option->get_configurable() && !option->get_group().empty())
       for (const std::string& name : option->get_lnames()) known.push_back(name);
-  for (const CLI::ConfigItem& item : CLI::ConfigTOML().from_config(lines)) {
+  const auto items = with_prefix([&] { return file + ": "; }, [&] { return CLI::ConfigTOML().from_config(lines); });
+  for (const CLI::ConfigItem& item : items) {
     require<UsageError>(item.parents.empty(), file, ": section [", CLI::detail::join(item.parents, "."),
                         "], expected lines KEY = VALUE alone");
     require<UsageError>(std::find(known.begin(), known.end(), item.name) != known.end(), file, ": unknown key '",
@@ -198,7 +199,7 @@ Check in_range(double least, double most) {
   return {why, ""};
 }
 
-Check device_count() {
+Check one_count() {
   const auto why = [](const std::string& text) {
     const bool several = text.find(',') != std::string::npos || text.find("..") != std::string::npos;
     return several ? concat("is ", text, ", expected one number; duet compare and duet predict take several")

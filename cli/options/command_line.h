@@ -46,7 +46,7 @@ Check in_range(double least, double most = std::numeric_limits<double>::max());
 /// --help, and so the shells' completion, name the words as values of the option.
 Check one_of(const std::vector<std::string>& words);
 /// For a --devices that takes one number.
-Check device_count();
+Check one_count();
 /// Adds an option that takes the name of one of `values`, and shows its default if that is one of them.
 void add_choice(CLI::App& app, const char* option, const std::vector<std::string>& words, const char* otherwise,
                 const std::function<void(std::size_t)>& take, const char* about);

@@ -258,7 +258,7 @@ constexpr std::array kDTypes = {DType::f32, DType::f16, DType::bf16, DType::f64,
 void add_collective(CLI::App& app, CollectiveOptions& options, bool all_reduce) {
   std::vector<std::string> algorithms = {"library"};
   if (all_reduce) algorithms.insert(algorithms.end(), {"naive_ring", "chunked_ring", "recursive_doubling"});
-  app.add_option("--devices", options.devices, "number of ranks")->check(device_count());
+  app.add_option("--devices", options.devices, "number of ranks")->check(one_count());
   add_choice(app, "--device", options.device, std::array{DeviceKind::cpu, DeviceKind::cuda},
              "where the buffers lie: cpu, the host's memory, or cuda, a GPU for every rank (or several to a GPU)");
   add_choice(app, "--dtype", options.dtype, kDTypes, "type of the elements");

@@ -242,7 +242,7 @@ void add_train(CLI::App& app, TrainOptions& options) {
   add_choice(
       app, "--mode", options.mode, kModes,
       "how devices share the work: averaging is the tutorial's loop, dp DataParallel, ddp DistributedDataParallel");
-  app.add_option("--devices", options.devices, "number of devices (single: 1)")->check(device_count());
+  app.add_option("--devices", options.devices, "number of devices (single: 1)")->check(one_count());
   app.add_option(
          "--backend", options.backend,
          "what carries the ranks' collectives in averaging and ddp: shm (memory that one host's ranks share), tcp, "
