@@ -18,6 +18,7 @@
 #include "lib/autograd/saved_tensor.h"
 #include "lib/autograd/variable.h"
 #include "lib/backend/backend.h"
+#include "lib/backend/devices.h"
 #include "lib/backend/step_graph.h"
 #include "lib/nn/alexnet_vgg.h"
 #include "lib/nn/chain.h"

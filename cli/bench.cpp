@@ -28,6 +28,7 @@
 #include "ddp/transport/modules.h"
 #include "ddp/tutorial.h"
 #include "lib/backend/backend.h"
+#include "lib/backend/devices.h"
 #include "lib/base/threads.h"
 #include "lib/error.h"
 #include "lib/monotonic.h"

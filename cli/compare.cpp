@@ -7,6 +7,7 @@
 
 #include "cli/options/options.h"
 #include "cli/share.h"
+#include "cli/show.h"
 #include "cli/system/display.h"
 #include "cli/system/files.h"
 #include "cli/system/machine.h"
@@ -18,7 +19,6 @@
 #include "lib/error.h"
 #include "lib/io/atomic_file.h"
 #include "report/report.h"
-#include "report/scaling.h"
 
 namespace duet::cli {
 namespace {
@@ -44,54 +44,26 @@ std::string machine_line(const CompareOptions& options, const Machine& machine) 
   return text + (options.device == DeviceKind::cpu && machine.gpus.empty() ? " · no GPU" : "");
 }
 
-void write_report(const CompareOptions& options, const Results& results, const std::string& command_line,
-                  std::FILE* out) {
+ShowSettings show_settings(const CompareOptions& options, std::FILE* out) {
+  return {.wide = options.wide,
+          .tutorial = options.tutorial,
+          .style = terminal_style(out, options.quiet),
+          .out = options.out};
+}
+
+void write_report(const CompareOptions& options, const Results& results, const std::string& command_line) {
   write_output(options.out + "/results.json", to_json(results));
   write_output(options.out + "/results.csv", to_csv(results));
   write_output(options.out + "/index.html", to_html(results, command_line, options.time_budget_s));
-  if (!options.wide) return;
-  std::fprintf(out, "\nreport %s/index.html · data %s/results.json, %s/results.csv\n", options.out.c_str(),
-               options.out.c_str(), options.out.c_str());
 }
 
-void print_execution_times(const Results& results, std::FILE* out) {
-  if (const std::string lines = execution_lines(results); !lines.empty()) std::fprintf(out, "\n%s", lines.c_str());
-}
-
-/// All rows and columns, and all sentences.
-void print_wide(const Results& results, TerminalStyle style, std::FILE* out) {
-  std::fprintf(out, "\n%s", table(results, style).c_str());
-  print_execution_times(results, out);
-  const auto print = [&](const char* title, const std::vector<std::string>& lines) {
-    if (!lines.empty()) std::fprintf(out, "\n%s\n", bold(title, style).c_str());
-    for (const std::string& line : lines) std::fprintf(out, "  %s\n", line.c_str());
-  };
-  print("Findings", findings(results));
-  print("What a step loses", overhead_lines(results));
-  print("Predicted from its parts", prediction_lines(results));
-}
-
-void print_report(const CompareOptions& options, const Results& results, std::FILE* out) {
-  const TerminalStyle style = terminal_style(out, options.quiet);
-  if (options.wide) return print_wide(results, style, out);
-  std::fprintf(
-      out, "\n%s",
-      first_screen(results, {.columns = terminal_columns(out, kScreenColumns), .style = style, .out = options.out})
-          .c_str());
-  if (options.tutorial) print_execution_times(results, out);
-}
-
-/// Prints what several batches show together, and writes the page and the JSON of all. `partial`: not all were
-/// compared, or not to the end. Throws DataError.
+/// Writes the page and the JSON of several batches. `partial`: not all were compared, or not to the end. Throws
+/// DataError.
 void report_batches(const CompareOptions& options, const std::vector<Results>& batches, bool partial,
-                    const std::string& command_line, std::FILE* out) {
-  const TerminalStyle style = terminal_style(out, options.quiet);
-  if (const std::string table = batch_table(batches, style); !table.empty()) std::fprintf(out, "\n%s", table.c_str());
-  for (const std::string& sentence : batch_findings(batches)) std::fprintf(out, "  %s\n", sentence.c_str());
+                    const std::string& command_line) {
   const std::string json = batches_json(batches, partial);
   write_output(options.out + "/results.json", json);
   write_output(options.out + "/index.html", batches_page(batches, partial, command_line));
-  std::fprintf(out, "\nreport %s/index.html · data %s/results.json\n", options.out.c_str(), options.out.c_str());
   write_json(options.json, json);
 }
 
@@ -103,7 +75,6 @@ bool all_ok(const Results& results) {
 
 int run(const CompareOptions& options, const std::string& command_line) {
   std::FILE* const out = text_stream(options.json);
-  const TerminalStyle style = terminal_style(out, options.quiet);
   const std::vector<CompareOptions> batches = options_of_batches(options);
   const bool several = batches.size() > 1;
   require_available(options.device);
@@ -128,21 +99,24 @@ int run(const CompareOptions& options, const std::string& command_line) {
   bool partial = false;
   for (const CompareOptions& one : batches) {
     if (partial) break;
-    if (several) std::fprintf(out, "\n%s\n", bold(concat("batch ", one.batch), style).c_str());
+    if (several) print_batch_title(one.batch, show_settings(one, out), out);
     std::fflush(out);
     settings.batch = one.batch;
     Results results = run_cells(one, machine, settings);
     results.parameters = parameters;
     partial = results.partial;
     if (results.runs.empty()) continue;
-    print_report(one, results, out);  // first, so that a disk that is full by now does not take it along
-    write_report(one, results, command_line, out);
+    print_results(results, show_settings(one, out),
+                  out);  // first, so that a disk that is full by now does not take it along
+    write_report(one, results, command_line);
     all.push_back(results);
   }
-  if (several && !all.empty())
-    report_batches(options, all, partial, command_line, out);
-  else if (!all.empty())
+  if (several && !all.empty()) {
+    print_batches(all, show_settings(options, out), out);
+    report_batches(options, all, partial, command_line);
+  } else if (!all.empty()) {
     write_json(options.json, to_json(all.front()));
+  }
   if (!options.share.empty() && !all.empty()) {
     share(options, all, partial, machine, command_line);
     std::fprintf(out, "\nto send: %s, in which neither user nor host are named\n", options.share.c_str());

@@ -11,6 +11,7 @@
 #include "cli/system/files.h"
 #include "cli/system/machine.h"
 #include "lib/backend/backend.h"
+#include "lib/backend/devices.h"
 #include "measure/json_fields.h"
 
 namespace duet::cli {

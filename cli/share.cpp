@@ -123,7 +123,7 @@ PrivateNames private_names(const CompareOptions& options) {
     if (name.size() > 1 && name != with) list.emplace_back(name, with);
   };
   for (const std::string* const path :
-       {&options.model, &options.data, &options.out, &options.share, &options.json, &options.vs_torch})
+       {&options.model, &options.data, &options.config, &options.out, &options.share, &options.json, &options.vs_torch})
     if (path->find('/') != std::string::npos) add(names.paths, without_slashes_at_end(*path), last_part(*path));
   // A longer path may begin with a shorter one.
   std::sort(names.paths.begin(), names.paths.end(),
@@ -181,6 +181,11 @@ void share(const CompareOptions& options, const std::vector<Results>& batches, b
 Results read_results(const std::string& file) {
   const std::string text = read_file(file);
   return with_prefix([&] { return file + ": "; }, [&] { return results_from_json(text); });
+}
+
+std::vector<Results> read_batches(const std::string& file) {
+  const std::string text = read_file(file);
+  return with_prefix([&] { return file + ": "; }, [&] { return batches_from_json(text); });
 }
 
 }  // namespace duet::cli

@@ -1,40 +1,111 @@
-// duet show: what a comparison found, or two of them side by side, from their results.json.
-#include <cstdio>
-#include <string>
+#include "cli/show.h"
+
+#include <filesystem>
+#include <system_error>
 
 #include "cli/options/options.h"
 #include "cli/share.h"
-#include "cli/system/display.h"
 #include "cli/system/files.h"
-#include "compare/results.h"
 #include "lib/base/text.h"
+#include "lib/error.h"
 #include "lib/io/folder.h"
 #include "report/report.h"
+#include "report/scaling.h"
 
 namespace duet::cli {
 namespace {
 
-/// Reads a folder that duet compare has written, or its file. Control characters that others have sent become text.
-Results sent(const std::string& place) {
-  Results results = read_results(is_folder(place) ? place + "/results.json" : place);
+std::string file_of(const std::string& place) { return is_folder(place) ? place + "/results.json" : place; }
+
+/// Control characters that others have sent become text.
+void clean(Results& results) {
   change_texts(results, [](const std::string& text) { return printable(text); });
-  return results;
+}
+
+/// The folder of such a file, if duet compare's page lies in it, too; else empty.
+std::string report_folder(const std::string& file) {
+  const std::string folder = folder_of(file);
+  std::error_code ignored;
+  const bool whole =
+      file.ends_with("results.json") && std::filesystem::is_regular_file(folder + "/index.html", ignored);
+  return whole ? folder : "";
+}
+
+/// Prints again what duet compare printed.
+void show_again(const ShowOptions& options, TerminalStyle style, std::FILE* out) {
+  const std::string file = file_of(options.a);
+  std::vector<Results> batches = read_batches(file);
+  for (Results& results : batches) clean(results);
+  const ShowSettings all{
+      .wide = options.wide, .tutorial = options.tutorial, .style = style, .out = report_folder(file)};
+  for (const Results& results : batches) {
+    ShowSettings one = all;
+    if (batches.size() > 1) {
+      if (!all.out.empty()) one.out += "/" + batch_folder(results.settings.batch);
+      print_batch_title(results.settings.batch, one, out);
+    }
+    print_results(results, one, out);
+  }
+  if (batches.size() > 1) print_batches(batches, all, out);
+}
+
+void print_execution_times(const Results& results, std::FILE* out) {
+  if (const std::string lines = execution_lines(results); !lines.empty()) std::fprintf(out, "\n%s", lines.c_str());
+}
+
+/// All rows and columns, and all sentences.
+void print_wide(const Results& results, TerminalStyle style, std::FILE* out) {
+  std::fprintf(out, "\n%s", table(results, style).c_str());
+  print_execution_times(results, out);
+  const auto print = [&](const char* title, const std::vector<std::string>& lines) {
+    if (!lines.empty()) std::fprintf(out, "\n%s\n", bold(title, style).c_str());
+    for (const std::string& line : lines) std::fprintf(out, "  %s\n", line.c_str());
+  };
+  print("Findings", findings(results));
+  print("What a step loses", overhead_lines(results));
+  print("Predicted from its parts", prediction_lines(results));
 }
 
 }  // namespace
+
+void print_results(const Results& results, const ShowSettings& settings, std::FILE* out) {
+  if (settings.wide) {
+    print_wide(results, settings.style, out);
+    const char* const folder = settings.out.c_str();
+    if (!settings.out.empty())
+      std::fprintf(out, "\nreport %s/index.html · data %s/results.json, %s/results.csv\n", folder, folder, folder);
+    return;
+  }
+  const ScreenOptions screen{
+      .columns = terminal_columns(out, kScreenColumns), .style = settings.style, .out = settings.out};
+  std::fprintf(out, "\n%s", first_screen(results, screen).c_str());
+  if (settings.tutorial) print_execution_times(results, out);
+}
+
+void print_batch_title(std::int64_t batch, const ShowSettings& settings, std::FILE* out) {
+  std::fprintf(out, "\n%s\n", bold(concat("batch ", batch), settings.style).c_str());
+}
+
+void print_batches(const std::vector<Results>& batches, const ShowSettings& settings, std::FILE* out) {
+  if (const std::string text = batch_table(batches, settings.style); !text.empty())
+    std::fprintf(out, "\n%s", text.c_str());
+  for (const std::string& sentence : batch_findings(batches)) std::fprintf(out, "  %s\n", sentence.c_str());
+  if (!settings.out.empty())
+    std::fprintf(out, "\nreport %s/index.html · data %s/results.json\n", settings.out.c_str(), settings.out.c_str());
+}
 
 int run(const ShowOptions& options, const std::string&) {
   require_json_output(options.json);
   std::FILE* const out = text_stream(options.json);
   const TerminalStyle style = terminal_style(out, false);
-  const int columns = terminal_columns(out, kScreenColumns);
-  const Results a = sent(options.a);
   if (options.b.empty()) {
-    std::fputs(first_screen(a, {.columns = columns, .style = style, .out = ""}).c_str(), out);
+    show_again(options, style, out);
     return 0;
   }
-  const Results b = sent(options.b);
-  std::fputs(side_by_side(a, b, columns, style).c_str(), out);
+  Results a = read_results(file_of(options.a)), b = read_results(file_of(options.b));
+  clean(a);
+  clean(b);
+  std::fputs(side_by_side(a, b, terminal_columns(out, kScreenColumns), style).c_str(), out);
   write_json(options.json, side_by_side_json(a, b));
   return 0;
 }

@@ -145,16 +145,35 @@ void require_one_batch(const Json& json) {
                          " in the folder of duet compare --out"));
 }
 
-}  // namespace
-
-Results results_from_json(const std::string& text) {
-  const Json json = parsed_json(text);
+Json parsed_results(const std::string& text) {
+  Json json = parsed_json(text);
   require<DataError>(!json.is_discarded(), "not JSON, expected the results.json of duet compare");
-  require_one_batch(json);
+  return json;
+}
+
+Results results_of(const Json& json) {
   Results results;
   JsonReader io(json);
   fields(io, results);
   return results;
+}
+
+}  // namespace
+
+Results results_from_json(const std::string& text) {
+  const Json json = parsed_results(text);
+  require_one_batch(json);
+  return results_of(json);
+}
+
+std::vector<Results> batches_from_json(const std::string& text) {
+  const Json json = parsed_results(text);
+  if (!json.is_object() || !json.contains("batches")) return {results_of(json)};
+  require<DataError>(json.at("batches").is_array(), "field 'batches' is no list, expected the results of each batch");
+  std::vector<Results> batches;
+  for (const Json& one : json.at("batches")) batches.push_back(results_of(one));
+  require<DataError>(!batches.empty(), "field 'batches' is empty, expected the results of each batch");
+  return batches;
 }
 
 void change_texts(Results& results, const std::function<std::string(const std::string&)>& change) {
@@ -200,11 +219,31 @@ const Run* find_run(const Results& results, const std::string& mode, int devices
   return nullptr;
 }
 
+const Run* base_of(const Results& results) {
+  for (const char* const mode : {"single", "averaging", "ddp", "dp"})
+    if (const Run* const run = find_run(results, mode, 1); run && run->timed()) return run;
+  return nullptr;
+}
+
+std::string base_text(const Results& results) {
+  const Run* const base = base_of(results);
+  return base == nullptr || base->mode == "single" ? "single" : base->mode + " on 1 device";
+}
+
+std::string base_note(const Results& results) {
+  const Run* const base = base_of(results);
+  const bool others = base && std::any_of(results.runs.begin(), results.runs.end(),
+                                          [&](const Run& run) { return &run != base && run.speedup; });
+  return !others || base->mode == "single"
+             ? ""
+             : concat("Speed-ups are over ", base_text(results), ", as single was not compared.");
+}
+
 void compare_with_single(Results& results) {
-  const Run* const single = find_run(results, "single", 1);
+  const Run* const single = base_of(results);
   for (Run& run : results.runs) {
     run.speedup = run.efficiency = run.speedup_low = run.speedup_high = run.ceiling_efficiency = std::nullopt;
-    if (!single || !run.ok || !single->timed() || !run.timed() || !sharing(run).empty()) continue;
+    if (!single || !run.ok || !run.timed() || !sharing(run).empty()) continue;
     run.speedup = times_as_fast(run, *single);
     if (!oversubscribed(results, run) && !run.is_torch())
       run.efficiency = *run.speedup / run.threads() * single->threads_per_device;

@@ -37,6 +37,8 @@ struct Results {
 /// results.json. Reading throws DataError that names the field.
 std::string to_json(const Results& results);
 Results results_from_json(const std::string& text);
+/// As results_from_json(), of one or of several batches.
+std::vector<Results> batches_from_json(const std::string& text);
 
 /// Puts every text that is free in results.json, so that a person or the system may have named it, through `change`.
 void change_texts(Results& results, const std::function<std::string(const std::string&)>& change);
@@ -44,9 +46,15 @@ void change_texts(Results& results, const std::function<std::string(const std::s
 /// results.csv: one line per run; lists joined by spaces.
 std::string to_csv(const Results& results);
 
-/// Fills speedup and efficiency of every run from `single` on one device with the same threads per device, and
-/// ceiling_efficiency from `copies`.
+/// Fills speedup and efficiency of every run from base_of(), and ceiling_efficiency from `copies`.
 void compare_with_single(Results& results);
+/// What speed-ups are over: `single` on one device with the usual threads, else averaging, ddp or dp on one, which run
+/// single's code there; null where none was timed.
+const Run* base_of(const Results& results);
+/// Its name in sentences: "single", or "averaging on 1 device".
+std::string base_text(const Results& results);
+/// "Speed-ups are over averaging on 1 device, as single was not compared."; empty where they are over single.
+std::string base_note(const Results& results);
 
 /// The run of a mode on a number of devices with the usual number of threads; null when absent or failed.
 const Run* find_run(const Results& results, const std::string& mode, int devices);

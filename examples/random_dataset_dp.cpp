@@ -1,12 +1,14 @@
 // RandomDataset under DataParallel: the input of the model inside each replica, and the output.
 //
 //   random_dataset_dp [DEVICES]      2 unless given
+#include <algorithm>
 #include <cstdint>
 #include <iostream>
 #include <string>
 
 #include <duet/dp/data_parallel.h>
 #include <duet/lib/autograd/grad_mode.h>
+#include <duet/lib/backend/devices.h>
 #include <duet/lib/data/dataset.h>
 #include <duet/lib/nn/layers.h>
 #include <duet/samplers/data_loader.h>
@@ -43,11 +45,15 @@ class Model : public nn::Module {
 };
 
 void run(int count) {
-  const auto devices = first_devices(DeviceKind::cpu, count);
-  std::cout << "There are " << devices.size() << " CPU devices on the Node!\n";
+  const DeviceKind kind = is_available(DeviceKind::cuda) ? DeviceKind::cuda : DeviceKind::cpu;
+  const char* const what = kind == DeviceKind::cuda ? "GPUs" : "CPU devices";
+  std::cout << "There are " << device_count(kind) << ' ' << what << " on the Node!\n";
+  // CPU devices that outnumber the cores share them.
+  const auto devices = first_devices(kind, kind == DeviceKind::cpu ? count : std::min(count, device_count(kind)));
 
   examples::ReplicaLines lines;
   Model model(5, 2, lines);
+  model.to(devices.front());
   dp::DataParallel net(model, {.devices = devices});
   std::cout << net.str() << '\n';
 

@@ -153,13 +153,16 @@ const std::vector<NamedLink>& named_links() {
   return links;
 }
 
-const NamedLink& named_link(const std::string& name) {
+std::vector<std::string> link_names() {
   std::vector<std::string> names;
-  for (const NamedLink& link : named_links()) {
+  for (const NamedLink& link : named_links()) names.push_back(link.name);
+  return names;
+}
+
+const NamedLink& named_link(const std::string& name) {
+  for (const NamedLink& link : named_links())
     if (link.name == name) return link;
-    names.push_back(link.name);
-  }
-  throw UsageError(concat("--link: unknown '", name, "', expected ", listed(names, "or")));
+  throw UsageError(concat("--link: unknown '", name, "', expected ", listed(link_names(), "or")));
 }
 
 double SimulatedStep::total_us() const {

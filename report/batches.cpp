@@ -93,7 +93,7 @@ std::vector<std::vector<std::string>> rows_of(const std::vector<Results>& batche
 }
 
 std::string title_of(const std::vector<Results>& batches) {
-  return concat("Speed-up over single on ", count_text(most_devices(batch_series(batches))),
+  return concat("Speed-up over ", base_text(batches.front()), " on ", count_text(most_devices(batch_series(batches))),
                 batches.front().weak ? ", in samples a second (weak scaling: a batch of each device)" : "");
 }
 
@@ -124,6 +124,7 @@ std::string batch_table(const std::vector<Results>& batches, TerminalStyle style
 
 std::vector<std::string> batch_findings(const std::vector<Results>& batches) {
   std::vector<std::string> out;
+  const std::string base = batches.empty() ? "" : base_text(batches.front());
   for (const BatchSeries& series : on_most_devices(batches)) {
     std::map<Side, std::vector<std::string>> at;
     for (const auto& [batch, point] : series.points)
@@ -132,18 +133,20 @@ std::vector<std::string> batch_findings(const std::vector<Results>& batches) {
         at[side_of(speedup, 1)].push_back(grouped(batch));
     if (at.empty()) continue;
     std::string text;
-    const auto add = [&](Side side, const char* begin, const char* next, const char* what) {
+    const auto add = [&](Side side, const char* begin, const char* next, const std::string& what) {
       if (at.count(side) > 0) text += concat(text.empty() ? begin : next, what, " at batch ", listed(at[side]));
     };
-    add(Side::above, " is ", "", "faster than single");
-    add(Side::below, " is ", ", ", text.empty() ? "slower than single" : "slower");
-    add(Side::open, ": ", "; ", text.empty() ? "no difference from single was measured" : "no difference was measured");
+    add(Side::above, " is ", "", "faster than " + base);
+    add(Side::below, " is ", ", ", text.empty() ? "slower than " + base : "slower");
+    add(Side::open, ": ", "; ",
+        text.empty() ? concat("no difference from ", base, " was measured") : "no difference was measured");
     out.push_back(concat(series.name, " on ", count_text(series.devices), text, "."));
   }
   return out;
 }
 
 Chart batch_chart(const std::vector<Results>& batches) {
+  const std::string base = base_text(batches.front());
   Chart chart{.id = "batches", .title = "Speed-up against batch", .unit = "speed-up", .log_x = true};
   std::set<std::int64_t> drawn;
   bool intervals = false;
@@ -163,10 +166,10 @@ Chart batch_chart(const std::vector<Results>& batches) {
   for (const std::int64_t batch : drawn) {
     const auto at = static_cast<double>(batch);
     chart.marks.emplace_back(at, concat(batches.front().weak ? "batch of each " : "batch ", grouped(batch)));
-    chart.series_of("single", "single", "dashed").add(at, 1, "single: 1x");
+    chart.series_of(base, "single", "dashed").add(at, 1, base + ": 1x");
   }
   if (!all.empty())
-    chart.caption = concat("How many times single's samples a second",
+    chart.caption = concat("How many times ", base, "'s samples a second",
                            least < 2 ? "" : ", for every mode and number of devices above 1",
                            "; the batch is logarithmic.", intervals ? " Thick bars are 95 % intervals." : "",
                            batches.front().weak ? " Weak scaling: N devices train N batches a step." : "");

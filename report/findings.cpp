@@ -55,8 +55,8 @@ void add_speedups(const Results& results, int devices, Evidence& evidence) {
           : "";
   if (!items.empty())
     evidence.say("At batch ", results.settings.batch, results.weak ? " of each of " : " on ", devices,
-                 " devices, where ", devices, "x would be ideal", ceiling, ", the speed-up over single ",
-                 results.weak ? "in samples a second " : "", "is ", listed(items), ".");
+                 " devices, where ", devices, "x would be ideal", ceiling, ", the speed-up over ", base_text(results),
+                 results.weak ? " in samples a second is " : " is ", listed(items), ".");
   const Run* first = find_run(results, "ddp", devices);
   for (const Run* const run : runs) {
     if (!first || run == first || run->mode != "ddp" || run->backend == first->backend) continue;

@@ -38,7 +38,7 @@ std::string machine_line(const Results& results) {
 
 /// Lower is shown first where not all rows have a line. dp, ddp and averaging on one device are single's own code.
 int priority(const Results& results, const Run& run, int devices) {
-  if (!run.ok || run.mode == "single") return 0;
+  if (!run.ok || run.mode == "single" || &run == base_of(results)) return 0;
   if (run.is_torch()) return run.threads() == devices ? 2 : 3;
   if (run.devices == 1) return 4;
   if (run.devices == devices) return wraps(run) ? 1 : 2;
@@ -210,7 +210,8 @@ Lines more_devices_block(const Results& results, std::size_t columns) {
 std::string noise_note(const Results& results) {
   std::vector<double> speedups;
   for (const Run& run : results.runs)
-    if (run.ok && run.devices == 1 && run.mode != "single" && !run.is_torch() && run.speedup)
+    if (run.ok && run.devices == 1 && &run != base_of(results) && run.mode != "single" && !run.is_torch() &&
+        run.speedup)
       speedups.push_back(*run.speedup);
   if (speedups.empty()) return "";
   const auto [low, high] = std::minmax_element(speedups.begin(), speedups.end());
@@ -256,6 +257,8 @@ std::string first_screen(const Results& results, const ScreenOptions& options) {
     below.emplace_back();
     below.insert(below.end(), more.begin(), more.end());
   }
+  const Lines base = wrapped(base_note(results), columns, kIndent);
+  below.insert(below.begin(), base.begin(), base.end());
   for (const std::string& note : {disturbed_note(results), noise_note(results)})
     if (const Lines lines = wrapped(note, columns, kIndent); has_room_for(lines))
       below.insert(below.begin(), lines.begin(), lines.end());

@@ -138,6 +138,7 @@ std::string table(const Results& results, TerminalStyle style) {
     }
     out += table_line(row) + "\n";
   }
+  if (const std::string note = base_note(results); !note.empty()) out += " " + note + "\n";
   if (results.partial) out += " " + red(kPartial, style) + "\n";
   return out;
 }

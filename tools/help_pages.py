@@ -10,10 +10,12 @@ import subprocess
 import sys
 
 PAGE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "../docs/environment.md")
-SECTION = re.compile(r"(options|positionals|subcommands):$", re.I)
+SECTION = re.compile(r"(\w+):$")  # of positionals, subcommands or a group of options
 # "  -n,--nproc INT=1     meaning"; a long name stands alone, and lines that go on are indented further.
 ENTRY = re.compile(r"  (\S(?:\S| (?! ))*)(?: {2,}(.*))?$")
 TAKES_FILE = re.compile(r"\b(file|files|folder)\b")
+VALUES = re.compile(r"\. Values: (\S.*)$")
+SEVERAL = re.compile(r"separated by commas")
 
 
 def said(program, *arguments):
@@ -28,6 +30,9 @@ class Entry:
         self.names = spelling.split(" ")[0].split(",")
         self.takes_value = " " in spelling
         self.takes_file = self.takes_value and bool(TAKES_FILE.search(meaning))
+        found = VALUES.search(meaning)
+        self.values = re.split(", | or ", found.group(1)) if found else []
+        self.takes_several = bool(SEVERAL.search(meaning))
 
 
 class Command:
@@ -40,7 +45,7 @@ class Command:
         for line in re.sub(r"^( +-\w), +--", r"\1,--", said(program, *words, "--help"), flags=re.M).splitlines():
             heading, entry = SECTION.match(line), ENTRY.match(line)
             if heading:
-                section = heading.group(1).lower()
+                section = heading.group(1)
                 sections[section] = []
             elif section == "before":
                 sections[section].append(line)
@@ -50,10 +55,11 @@ class Command:
                 sections[section][-1][1] += " " + line.strip()
         before = "\n".join(sections["before"])
         self.about, self.usage = (" ".join(part.split()) for part in re.split(r"(?i)usage: ?\S*?(?=duet)", before, 1))
-        self.options, self.positionals, subcommands = (
-            [Entry(spelling, meaning.strip()) for spelling, meaning in sections.get(name, [])]
-            for name in ("options", "positionals", "subcommands")
-        )
+        del sections["before"]
+        self.groups = {name: [Entry(spelling, meaning.strip()) for spelling, meaning in entries]
+                       for name, entries in sections.items()}
+        self.positionals, subcommands = (self.groups.pop(name, []) for name in ("Positionals", "Subcommands"))
+        self.options = [option for group in self.groups.values() for option in group]
         self.below = [Command(program, (*words, entry.names[0])) for entry in subcommands]
 
     def all(self):
@@ -84,7 +90,10 @@ def man(duet, version):
     lines += [".SH DESCRIPTION", roff(duet.about)]
     for command in duet.all():
         lines += [".SH OPTIONS"] if command is duet else [f'.SH "{roff(command.name)}"', roff(command.about)]
-        lines += entries((entry.spelling, entry.meaning) for entry in command.positionals + command.options)
+        lines += entries((entry.spelling, entry.meaning) for entry in command.positionals)
+        for group, options in command.groups.items():
+            lines += [] if group == "Options" else [f".SS {group}"]
+            lines += entries((entry.spelling, entry.meaning) for entry in options)
     lines += ['.SH "EXIT STATUS"', "0; 1 for an error; 2 for a wrong command line; 130 after SIGINT, 143 after SIGTERM."]
     return lines + [".SH ENVIRONMENT"] + entries(variables())
 
@@ -102,8 +111,17 @@ def bash(duet, _):
     lines += ["    esac", "    [ $i = $COMP_CWORD ] && break"]
     lines += ["    # Behind -- stand a program and its arguments.", '    [ "${COMP_WORDS[i]}" = -- ] && return']
     lines += ['    case "$commands" in *" ${COMP_WORDS[i]} "*) command+=" ${COMP_WORDS[i]}" ;; esac', "  done"]
-    lines += ['  case "$values" in *" ${COMP_WORDS[COMP_CWORD - 1]} "*) return ;; esac']
-    lines += ['  COMPREPLY=($(compgen -W "$words" -- "$cur"))', "}"]
+    lines += ["  # bash cuts --name=value at the =.", "  local option=${COMP_WORDS[COMP_CWORD - 1]} before="]
+    lines += ["  [ \"$cur\" = = ] && cur="]
+    lines += ["  [ \"$option\" = = ] && option=${COMP_WORDS[COMP_CWORD - 2]}", '  case "$command $option" in']
+    for command in duet.all():
+        for option in command.options:
+            if option.values:
+                patterns = "|".join(f"'{command.name} {name}'" for name in option.names)
+                several = "; [[ $cur = *,* ]] && before=${cur%,*}," if option.takes_several else ""
+                lines += [f"    {patterns}) words='{' '.join(option.values)}' values={several} ;;"]
+    lines += ["  esac", '  case "$values" in *" $option "*) return ;; esac']
+    lines += ['  COMPREPLY=($(compgen -P "$before" -W "$words" -- "${cur#"$before"}")) || true', "}"]
     return lines + ["complete -o default -F _duet duet  # where it returns nothing, names of files"]
 
 
@@ -111,7 +129,10 @@ def zsh_arguments(command):
     """What zsh's _arguments takes: --name=[meaning]:value:_files."""
     for option in command.options:
         meaning = re.sub(r"([\[\]:\\])", r"\\\1", option.meaning.split(";")[0].split(". ")[0])
-        value = (":value:_files" if option.takes_file else ":value: ") if option.takes_value else ""
+        words = " ".join(option.values)
+        among = f"_sequence compadd - {words}" if option.takes_several else f"({words})"
+        action = among if words and not option.takes_file else "_files" if option.takes_file else " "
+        value = f":value:{action}" if option.takes_value else ""
         for name in option.names:
             equals = "=" if option.takes_value and name.startswith("--") else ""
             yield shlex.quote(f"{name}{equals}[{meaning}]{value}")

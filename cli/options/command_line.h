@@ -1,6 +1,7 @@
 // What the parts of the command line's parser share.
 #pragma once
 
+#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <array>
 #include <cstddef>
@@ -10,10 +11,6 @@
 #include <vector>
 
 #include "cli/options/options.h"
-
-namespace CLI {
-class App;
-}
 
 namespace duet::cli {
 
@@ -31,10 +28,25 @@ void add_port_range(CLI::App& app, const std::string& names, std::string& ports)
 /// Splits a list at every `between`; entries may be empty.
 std::vector<std::string> entries_of(const std::string& list, char between = ',');
 
+/// ", did you mean train?": the known name that is nearest to `word` by letters inserted, left out, replaced or swapped
+/// with their neighbours, or that begins with it; empty where none is near.
+std::string did_you_mean(const std::string& word, const std::vector<std::string>& known);
+
+/// Lays out --help of a command and of those below it: options in groups, lines of at most kHelpColumns.
+void arrange_help(CLI::App& app);
+inline constexpr std::size_t kHelpColumns = 80;
+
+/// Arguments that say what the file of a --config does: "--KEY=VALUE" for each of its lines "KEY = VALUE", which are
+/// TOML's. Throws UsageError that names file and key for one that is no option of `app`.
+std::vector<std::string> arguments_of_file(const CLI::App& app, const std::string& file);
+
 /// For CLI::Option::check(): why a value is wrong, or nothing.
-using Check = std::function<std::string(const std::string&)>;
+using Check = CLI::Validator;
 Check in_range(double least, double most = std::numeric_limits<double>::max());
-Check one_of(std::vector<std::string> words);
+/// --help, and so the shells' completion, name the words as values of the option.
+Check one_of(const std::vector<std::string>& words);
+/// For a --devices that takes one number.
+Check one_count();
 /// Adds an option that takes the name of one of `values`, and shows its default if that is one of them.
 void add_choice(CLI::App& app, const char* option, const std::vector<std::string>& words, const char* otherwise,
                 const std::function<void(std::size_t)>& take, const char* about);

@@ -1,14 +1,17 @@
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <cmath>
-#include <memory>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "cli/options/command_line.h"
+#include "cli/system/display.h"
 #include "cli/system/machine.h"
 #include "ddp/launch/launch.h"
 #include "ddp/store/network.h"
 #include "lib/backend/backend.h"
+#include "lib/backend/devices.h"
 #include "lib/base/threads.h"
 #include "lib/error.h"
 #include "lib/parse_number.h"
@@ -67,17 +70,6 @@ void check_meeting(const LaunchOptions& options) {
                       "the range of ports is ", range.first, "-", range.last, ", but rank 0 is to have port ", port);
 }
 
-/// Shows an option by its names without underscores.
-class OneSpelling final : public CLI::Formatter {
- public:
-  std::string make_option_name(const CLI::Option* option, bool is_positional) const override {
-    std::string shown;
-    for (const std::string& name : entries_of(CLI::Formatter::make_option_name(option, is_positional)))
-      if (name.find('_') == std::string::npos) shown += (shown.empty() ? "" : ",") + name;
-    return shown;
-  }
-};
-
 /// Names of an option, and those with underscores in place of their inner dashes.
 std::string both(const std::string& names) {
   std::string underscores = names;
@@ -86,11 +78,13 @@ std::string both(const std::string& names) {
   return concat(names, ",", underscores.substr(underscores.rfind(',') + 1));
 }
 
+const std::vector<std::string> kCounts = {"auto", "gpu", "cpu"};
+
 /// What -n says: a number, or what this host has.
 int count_of(const std::string& text) {
   if (const auto count = parse_number<int>(text)) return *count;
-  require<UsageError>(text == "auto" || text == "gpu" || text == "cpu", "-n: unknown '", text,
-                      "', expected a number, auto, gpu or cpu");
+  require<UsageError>(std::find(kCounts.begin(), kCounts.end(), text) != kCounts.end(), "-n: unknown '", text,
+                      "', expected a number, ", listed(kCounts, "or"));
   const std::string why = text == "cpu" ? "" : why_unavailable(DeviceKind::cuda);
   const bool gpus = text != "cpu" && why.empty();
   require<DeviceError>(gpus || text != "gpu", "-n gpu: there is no GPU: ", why);
@@ -154,12 +148,12 @@ Endpoint endpoint_of(const LaunchOptions& options) {
 }
 
 void add_launch(CLI::App& app, LaunchOptions& options) {
-  app.formatter(std::make_shared<OneSpelling>());
   app.footer("Underscores in place of dashes, as torchrun spells names, mean the same.");
   app.add_option_function<std::string>(
          both("-n,--nproc,--nproc-per-node"), [&](const std::string& text) { options.job.ranks = count_of(text); },
          "number of processes (ranks) on this host, or cpu: one for each core, gpu: one for each GPU, auto: gpu where "
          "there are any, else cpu")
+      ->check(Check([](const std::string&) { return std::string(); }, one_of(kCounts).get_description()))
       ->default_str(std::to_string(options.job.ranks));
   app.add_option("--nnodes", options.job.nodes, "number of hosts, each with a duet launch of the same -n")
       ->check(in_range(1, kMaxDevices));
@@ -189,7 +183,9 @@ void add_launch(CLI::App& app, LaunchOptions& options) {
               "seconds that a rank may be stopped (SIGSTOP) before the job ends");
   app.add_flag("--verbose", options.job.verbose,
                "also print each rank's cores and folder, and who has joined from where");
-  app.add_option("command", options.job.command, "program and its arguments, after --")->default_str("");
+  app.add_option("command", options.job.command, "program and its arguments, after --")
+      ->default_str("")
+      ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
   app.positionals_at_end();
 }
 

@@ -3,7 +3,6 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <array>
-#include <boost/algorithm/string/split.hpp>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -16,8 +15,8 @@
 #include "cli/options/command_line.h"
 #include "cli/system/display.h"
 #include "cli/system/machine.h"
-#include "ddp/connect.h"
 #include "lib/backend/backend.h"
+#include "lib/backend/devices.h"
 #include "lib/base/threads.h"
 #include "lib/error.h"
 #include "lib/nn/networks.h"
@@ -35,36 +34,6 @@ constexpr const char* kJson = "--json";
 constexpr std::array kCollectives = {"all_reduce", "all_gather", "broadcast", "reduce_scatter", "all_to_all"};
 
 bool is_option(const std::string& argument) { return argument.size() > 1 && argument[0] == '-'; }
-
-/// Edits from one word to the other: the optimal string alignment distance.
-std::size_t distance(const std::string& a, const std::string& b) {
-  std::vector<std::vector<std::size_t>> edits(a.size() + 1, std::vector<std::size_t>(b.size() + 1));
-  for (std::size_t i = 0; i <= a.size(); ++i) edits[i][0] = i;
-  for (std::size_t j = 0; j <= b.size(); ++j) edits[0][j] = j;
-  for (std::size_t i = 1; i <= a.size(); ++i)
-    for (std::size_t j = 1; j <= b.size(); ++j) {
-      const std::size_t replaced = edits[i - 1][j - 1] + (a[i - 1] == b[j - 1] ? 0 : 1);
-      edits[i][j] = std::min({edits[i - 1][j] + 1, edits[i][j - 1] + 1, replaced});
-      if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1])
-        edits[i][j] = std::min(edits[i][j], edits[i - 2][j - 2] + 1);
-    }
-  return edits[a.size()][b.size()];
-}
-
-/// ", did you mean train?": the known name that is nearest to `word` by letters inserted, left out, replaced or swapped
-/// with their neighbours, or that begins with it; empty where none is near.
-std::string did_you_mean(const std::string& word, const std::vector<std::string>& known) {
-  std::string nearest;
-  std::size_t least = std::max<std::size_t>(1, word.size() / 4) + 1;  // further than this is another word
-  for (const std::string& name : known) {
-    const bool begins = word.size() >= 3 && name.starts_with(word);
-    const std::size_t edits = begins ? 1 : distance(word, name);
-    if (edits >= least) continue;
-    least = edits;
-    nearest = name;
-  }
-  return nearest.empty() ? "" : ", did you mean " + nearest + "?";
-}
 
 void require_known(const std::string& command, const std::vector<std::string>& commands) {
   if (is_option(command) || std::find(commands.begin(), commands.end(), command) != commands.end()) return;
@@ -90,12 +59,17 @@ std::vector<std::string> spelled_out(const std::vector<std::string>& arguments,
   return words;
 }
 
-/// ", did you mean --epochs?" after a failed parse that left an option over; empty where no known one is near.
-std::string hint_for_unknown_option(CLI::App& app) {
+/// The innermost command that was read.
+CLI::App& innermost(CLI::App& app) {
   CLI::App* used = &app;
   while (!used->get_subcommands().empty()) used = used->get_subcommands().front();
+  return *used;
+}
+
+/// ", did you mean --epochs?" after a failed parse that left an option over; empty where no known one is near.
+std::string hint_for_unknown_option(CLI::App& app) {
   std::vector<std::string> known;
-  for (const CLI::Option* option : used->get_options())
+  for (const CLI::Option* option : innermost(app).get_options())
     for (const std::string& name : option->get_lnames()) known.push_back("--" + name);
   for (const std::string& left : app.remaining(true))
     if (is_option(left)) return did_you_mean(left.substr(0, left.find('=')), known);
@@ -109,6 +83,15 @@ void add_json(CLI::App& app, std::string& json, const std::string& what) {
          what +
              " as JSON, in FILE; without FILE, or with -, on the standard output, and all other text on standard error")
       ->type_name("[FILE]");
+}
+
+/// Adds --config, which parse() reads.
+void add_config(CLI::App& app, std::string& file) {
+  app.add_option("--config", file,
+                 "TOML file with lines KEY = VALUE, each an option of this command without its dashes, and for a flag "
+                 "true or false; what the command line says, too, counts in its place")
+      ->default_str("")
+      ->configurable(false);
 }
 
 enum class Entries { any, distinct };
@@ -134,7 +117,8 @@ void add_list(CLI::App& app, const char* option, std::vector<T>& values, Entries
       if (error.empty()) error = check(entry);
     return error;
   };
-  app.add_option_function<std::string>(option, take, about)->check(wrong)->default_str(otherwise);
+  const Check each(wrong, check.get_description());
+  app.add_option_function<std::string>(option, take, about)->check(each)->default_str(otherwise);
 }
 
 std::string same(const std::string& entry) { return entry; }
@@ -143,17 +127,34 @@ Mode mode_of(const std::string& word) {
   return *std::find_if(kModes.begin(), kModes.end(), [&](Mode mode) { return word == name(mode); });
 }
 
-/// Adds an option that takes a list of whole numbers of at least `least`.
-template <class T>
-void add_numbers(CLI::App& app, const char* option, std::vector<T>& values, T least, const char* otherwise,
-                 const char* about) {
-  const auto check = [least](const std::string& text) {
-    const std::optional<T> value = parse_number<T>(text);
-    if (!value) return concat("'", text, "' is not a whole number");
-    return *value >= least ? std::string() : concat("is ", text, ", expected ", least, " or more");
+/// "1,2,4", or "1..8" for 1, 2, 4 and 8: doubled from the first on, and the last. Throws UsageError.
+std::vector<int> counts(const char* option, const std::string& text) {
+  const std::size_t dots = text.find("..");
+  std::vector<int> out;
+  const auto number = [&](const std::string& word) {
+    const auto value = parse_number<int>(word);
+    require<UsageError>(value && *value >= 1 && *value <= kMaxDevices, option, " is ", text,
+                        ", expected numbers from 1 to ", kMaxDevices, ", as 1,2,4 or 1..8");
+    return *value;
   };
-  const auto read = [](const std::string& text) { return *parse_number<T>(text); };
-  add_list<T>(app, option, values, Entries::distinct, check, read, otherwise, about);
+  if (dots == std::string::npos) {
+    for (const std::string& word : entries_of(text)) out.push_back(number(word));
+  } else {
+    const int first = number(text.substr(0, dots)), last = number(text.substr(dots + 2));
+    require<UsageError>(first <= last, option, " is ", text, ", expected the smaller number first");
+    for (int count = first; count < last; count *= 2) out.push_back(count);
+    out.push_back(last);
+  }
+  std::sort(out.begin(), out.end());
+  require<UsageError>(std::adjacent_find(out.begin(), out.end()) == out.end(), option, " is ", text,
+                      ", expected every number once");
+  return out;
+}
+
+/// Adds an option that takes numbers of devices or hosts, which mean the same in every command.
+void add_counts(CLI::App& app, const char* option, std::vector<int>& values, const char* otherwise, const char* about) {
+  const auto read = [option, &values](const std::string& text) { values = counts(option, text); };
+  app.add_option_function<std::string>(option, read, about)->default_str(otherwise);
 }
 
 void add_scaling(CLI::App& app, std::string& scaling) {
@@ -167,14 +168,20 @@ void take_last(CLI::App& app) { app.option_defaults()->multi_option_policy(CLI::
 void add_compare(CLI::App& app, CompareOptions& options) {
   add_list<Mode>(app, "--modes", options.modes, Entries::distinct, one_of({"single", "averaging", "dp", "ddp"}),
                  mode_of, "single,averaging,dp,ddp", "what to compare, separated by commas");
-  add_numbers(app, "--devices", options.devices, std::numeric_limits<int>::min(), "1,2,4,8 up to the cores or GPUs",
-              "numbers of devices, separated by commas");
+  add_counts(app, "--devices", options.devices, "1,2,4,8 up to the cores or GPUs",
+             "numbers of devices, separated by commas, or 1..8 for 1, 2, 4 and 8");
   add_list<std::string>(
       app, "--backend", options.backends, Entries::distinct, one_of(backend_names()), same, "auto",
       "what carries the ranks' collectives in averaging and ddp: see duet train --help; of several, separated "
       "by commas, each gets rows of ddp, and averaging runs over the first");
-  add_numbers<std::int64_t>(
-      app, "--batch", options.batches, 1, "128",
+  const auto batch_error = [](const std::string& text) {
+    const std::optional<std::int64_t> value = parse_number<std::int64_t>(text);
+    if (!value) return concat("'", text, "' is not a whole number");
+    return *value >= 1 ? std::string() : concat("is ", text, ", expected 1 or more");
+  };
+  const auto batch_of = [](const std::string& text) { return *parse_number<std::int64_t>(text); };
+  add_list<std::int64_t>(
+      app, "--batch", options.batches, Entries::distinct, Check(batch_error, ""), batch_of, "128",
       "images of a batch, of networks for colour images 32 by default; several, separated by commas, are compared one "
       "after the other, each in a folder of its own, and share the time budget");
   add_scaling(app, options.scaling);
@@ -206,64 +213,38 @@ void add_compare(CLI::App& app, CompareOptions& options) {
   add_json(app, options.json, "the same as results.json");
 }
 
-/// "1,2,4", or "1..8" for 1, 2, 4 and 8: doubled from the first on, and the last. Throws UsageError.
-std::vector<int> counts(const char* option, const std::string& text) {
-  const std::size_t dots = text.find("..");
-  std::vector<int> out;
-  const auto number = [&](const std::string& word) {
-    const auto value = parse_number<int>(word);
-    require<UsageError>(value && *value >= 1 && *value <= kMaxDevices, option, " is ", text,
-                        ", expected numbers from 1 to ", kMaxDevices, ", as 1,2,4 or 1..8");
-    return *value;
-  };
-  if (dots == std::string::npos) {
-    for (const std::string& word : entries_of(text)) out.push_back(number(word));
-  } else {
-    const int first = number(text.substr(0, dots)), last = number(text.substr(dots + 2));
-    require<UsageError>(first <= last, option, " is ", text, ", expected the smaller number first");
-    for (int count = first; count < last; count *= 2) out.push_back(count);
-    out.push_back(last);
-  }
-  std::sort(out.begin(), out.end());
-  require<UsageError>(std::adjacent_find(out.begin(), out.end()) == out.end(), option, " is ", text,
-                      ", expected every number once");
-  return out;
-}
-
 void add_show(CLI::App& app, ShowOptions& options) {
   app.add_option("a", options.a,
                  "results.json, or the folder of duet compare --share or --out that holds it; alone: what duet compare "
-                 "printed of it")
+                 "printed of it, again")
       ->type_name("FILE");
   app.add_option("b", options.b,
                  "another: both side by side, each mode with its step, its speed-up and B/A: samples a second of B for "
                  "each of A. Its 95 % interval is that of two independent medians over rounds (MOVER), on their "
                  "logarithms")
       ->type_name("FILE");
+  app.add_flag("--wide", options.wide, "of one: all rows, columns and sentences in place of the first screen");
+  app.add_flag("--tutorial", options.tutorial, "of one: the tutorials' lines, too");
   add_json(app, options.json, "of two: what both have and where they differ");
 }
 
 void add_predict(CLI::App& app, PredictOptions& options) {
-  const auto add_counts = [&](const char* option, std::vector<int>& values, const char* otherwise, const char* about) {
-    const auto read = [option, &values](const std::string& text) { values = counts(option, text); };
-    app.add_option_function<std::string>(option, read, about)->default_str(otherwise);
-  };
   app.add_option("results", options.results, "results.json of a comparison that has fitted a model")->type_name("FILE");
-  add_counts("--devices", options.devices, "1..8",
+  add_counts(app, "--devices", options.devices, "1..8",
              "devices of one host: numbers separated by commas, or 1..8 for 1, 2, 4 and 8");
-  add_counts("--hosts", options.hosts, "1", "hosts, each with the most of these devices: as --devices");
+  add_counts(app, "--hosts", options.hosts, "1", "hosts, each with the most of these devices: as --devices");
   app.add_option("--link", options.link,
-                 "what connects the hosts, where there are several, else the devices: a name of --links; default: "
-                 "this machine's link as measured");
+                 "what connects the hosts, where there are several, else the devices: see --links; default: this "
+                 "machine's link as measured")
+      ->check(one_of(link_names()));
   app.add_option("--latency-us", options.latency_us, "of a link without a name: microseconds of one message")
       ->check(in_range(0));
   app.add_option("--gbit", options.gbit, "of a link without a name: 10^9 bits of payload a second, in each direction")
       ->check(in_range(1e-6));
-  app.add_option("--algorithm", options.algorithm,
-                 "of the all-reduces over that link: ring, tree, recursive_doubling or direct; default: the link's own")
+  app.add_option("--algorithm", options.algorithm, "of the all-reduces over that link; default: the link's own")
       ->check(one_of({"ring", "tree", "recursive_doubling", "direct"}));
   add_list<Mode>(app, "--mode", options.modes, Entries::distinct, one_of({"ddp", "dp", "averaging"}), mode_of,
-                 "all that were measured", "ddp, dp or averaging; several, separated by commas");
+                 "all that were measured", "what to predict, separated by commas");
   app.add_option("--batch", options.batch, "rows of a batch; 0: as measured")->check(in_range(0, 1e15));
   add_scaling(app, options.scaling);
   add_json(app, options.json, "the table");
@@ -277,10 +258,10 @@ constexpr std::array kDTypes = {DType::f32, DType::f16, DType::bf16, DType::f64,
 void add_collective(CLI::App& app, CollectiveOptions& options, bool all_reduce) {
   std::vector<std::string> algorithms = {"library"};
   if (all_reduce) algorithms.insert(algorithms.end(), {"naive_ring", "chunked_ring", "recursive_doubling"});
-  app.add_option("--devices", options.devices, "number of ranks")->check(in_range(1, kMaxDevices));
+  app.add_option("--devices", options.devices, "number of ranks")->check(one_count());
   add_choice(app, "--device", options.device, std::array{DeviceKind::cpu, DeviceKind::cuda},
              "where the buffers lie: cpu, the host's memory, or cuda, a GPU for every rank (or several to a GPU)");
-  add_choice(app, "--dtype", options.dtype, kDTypes, "type of the elements: f32, f16, bf16, f64, i32, i64 or u8");
+  add_choice(app, "--dtype", options.dtype, kDTypes, "type of the elements");
   app.add_option("--workers", options.workers, "what a rank is: a process, or a thread (with all ranks in one process)")
       ->check(one_of({"process", "thread"}));
   add_list<std::string>(app, "--backend", options.backends, Entries::any, one_of(backend_names()), same, "auto",
@@ -334,6 +315,8 @@ struct CommandLine {
   Command command();
 
   CLI::App app{kAbout, "duet"};
+  std::string config;  // file of --config
+
   CLI::App *compare_app, *show_app, *predict_app, *train_app, *launch_app, *bench_app, *info_app;
   CompareOptions compare;
   ShowOptions show;
@@ -358,7 +341,7 @@ CommandLine::CommandLine()
   app.set_version_flag("--version", "duet " DUET_VERSION);
   app.require_subcommand(1);
   app.footer("duet help COMMAND, or duet COMMAND --help, describes a command.");
-  for (CLI::App* const one : {compare_app, show_app, predict_app, train_app, bench_app}) take_last(*one);
+  for (CLI::App* const one : {compare_app, show_app, predict_app, train_app, launch_app, bench_app}) take_last(*one);
   for (CLI::App* const one : {compare_app, predict_app, train_app, bench_app, launch_app})
     one->option_defaults()->always_capture_default();
   compare.epochs = 1;
@@ -369,6 +352,8 @@ CommandLine::CommandLine()
   add_launch(*launch_app, launch);
   add_collectives(*bench_app, collective);
   add_json(*info_app, info.json, "the same");
+  for (CLI::App* const one : {compare_app, predict_app, train_app, launch_app}) add_config(*one, config);
+  for (CLI::App* const one : bench_app->get_subcommands({})) add_config(*one, config);
 }
 
 std::optional<Printed> CommandLine::read(const std::vector<std::string>& arguments) {
@@ -381,6 +366,7 @@ std::optional<Printed> CommandLine::read(const std::vector<std::string>& argumen
     std::reverse(reversed.begin(), reversed.end());
     app.parse(reversed);
   } catch (const CLI::CallForHelp&) {
+    arrange_help(app);  // here alone: every rank parses, and none prints help
     return Printed{app.help()};
   } catch (const CLI::CallForVersion& version) {
     return Printed{std::string(version.what()) + "\n"};
@@ -457,6 +443,7 @@ Command CommandLine::command() {
   }
   require_momentum_of_sgd(*compare_app, compare);
   take_colour_defaults(*compare_app, compare);
+  compare.config = config;
   compare.batch = compare.batches.front();
   const std::int64_t rows = *std::min_element(compare.batches.begin(), compare.batches.end());
   if (compare_app->get_option("--devices")->count() == 0)
@@ -471,43 +458,6 @@ Command CommandLine::command() {
 }
 
 }  // namespace
-
-std::vector<std::string> entries_of(const std::string& list, char between) {
-  std::vector<std::string> entries;
-  return boost::split(entries, list, [between](char letter) { return letter == between; });
-}
-
-Check in_range(double least, double most) {
-  return [=](const std::string& text) -> std::string {
-    double value = 0;
-    const bool number = CLI::detail::lexical_cast(text, value);                      // 0 for an empty text
-    if (!text.empty() && (!number || (value >= least && value <= most))) return "";  // other text: CLI11's error
-    const bool open = most == std::numeric_limits<double>::max();
-    return concat("is ", text.empty() ? "''" : text, ", expected ", least, open ? " or more" : concat(" to ", most));
-  };
-}
-
-std::vector<std::string> backend_names() {
-  std::vector<std::string> names = {"auto"};
-  for (const ddp::Backend& backend : ddp::kBackends)
-    if (std::string_view(backend.name) != "solo") names.emplace_back(backend.name);
-  return names;
-}
-
-Check one_of(std::vector<std::string> words) {
-  return [words = std::move(words)](const std::string& text) -> std::string {
-    if (std::find(words.begin(), words.end(), text) != words.end()) return "";
-    return concat("unknown '", text, "', expected ", listed(words, "or"));
-  };
-}
-
-void add_choice(CLI::App& app, const char* option, const std::vector<std::string>& words, const char* otherwise,
-                const std::function<void(std::size_t)>& take, const char* about) {
-  const auto read = [words, take](const std::string& text) {
-    take(static_cast<std::size_t>(std::find(words.begin(), words.end(), text) - words.begin()));
-  };
-  app.add_option_function<std::string>(option, read, about)->check(one_of(words))->default_str(otherwise);
-}
 
 void check(const PredictOptions& options) {
   if (options.links) return;
@@ -530,6 +480,8 @@ void check(const ShowOptions& options) {
   require<UsageError>(!options.a.empty(), "duet show: no folder or results.json given");
   require<UsageError>(options.json.empty() || !options.b.empty(),
                       "--json is for two results; of one results.json is JSON already");
+  require<UsageError>(options.b.empty() || !(options.wide || options.tutorial), options.wide ? "--wide" : "--tutorial",
+                      " is for one result, not for two");
 }
 
 void check(const CollectiveOptions& options) {
@@ -552,7 +504,17 @@ void check(const CollectiveOptions& options) {
 Command parse(const std::vector<std::string>& arguments) {
   CommandLine line;
   if (const std::optional<Printed> printed = line.read(arguments)) return *printed;
-  return line.command();
+  if (line.config.empty()) return line.command();
+  // CLI11 2.1 reads such a file for the program only, not for its commands, and names no file in its errors.
+  const auto words = arguments.begin() + (*line.bench_app ? 2 : 1);
+  std::vector<std::string> all(arguments.begin(), words);
+  const std::vector<std::string> given = arguments_of_file(innermost(line.app), line.config);
+  all.insert(all.end(), given.begin(), given.end());
+  with_prefix([&] { return line.config + ": "; }, [&] { CommandLine().read(all); });
+  all.insert(all.end(), words, arguments.end());  // the last of two counts
+  CommandLine both;
+  both.read(all);
+  return both.command();
 }
 
 }  // namespace duet::cli

@@ -98,6 +98,7 @@ struct CompareOptions : Training {
   std::string scaling = "strong";                // "weak": a batch of each device, else of all
   double time_budget_s = 45;                     // seconds for timing in rounds; 0: no rounds
   std::string vs_torch;                          // a Python with PyTorch, whose rows are compared, too
+  std::string config;                            // file of --config
   std::string out = "out";
   std::string share;  // folder to give away; empty: none
   std::string json;   // see cli/system/files.h
@@ -159,6 +160,7 @@ struct PredictOptions {
 /// duet show.
 struct ShowOptions {
   std::string a, b;  // folders with a results.json, or such files; an empty `b`: `a` alone
+  bool wide = false, tutorial = false;
   std::string json;  // see cli/system/files.h
 };
 
@@ -194,6 +196,9 @@ Shape script_input(const Training& options);
 /// Why the steps of such a run are not replayed as CUDA graphs; empty where they are. `carrier`: the
 /// backend of the ranks' process group, once they have one. `devices`: those of this process, once they are chosen.
 std::string why_no_graph(const TrainOptions& options, std::string carrier = "", std::span<const Device> devices = {});
+
+/// Names that --link takes: those of named_links() (model/simulate_step.h).
+std::vector<std::string> link_names();
 
 /// What parse() checks after reading, for options made elsewhere. Throws UsageError.
 void check(const TrainOptions& options);

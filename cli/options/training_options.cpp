@@ -19,7 +19,9 @@
 #include "cli/system/machine.h"
 #include "ddp/group/compare_ranks.h"
 #include "ddp/store/network.h"
+#include "ddp/transport/modules.h"
 #include "lib/backend/backend.h"
+#include "lib/backend/devices.h"
 #include "lib/error.h"
 #include "lib/nn/networks.h"
 #include "lib/parse_number.h"
@@ -36,12 +38,12 @@ std::string seed_error(const std::string& text) {
   return concat("is ", text, ", expected 0 to ", std::numeric_limits<std::uint64_t>::max());
 }
 
-std::string blocks_error(const std::string& text) { return one_of({"0", "8", "16", "32"})(text); }
-
-std::string model_error(const std::string& model) {
+Check model_check() {
   std::vector<std::string> names;
   for (const nn::NamedNetwork& network : nn::named_networks()) names.push_back(network.name);
-  return is_network_file(model) ? "" : one_of(names)(model);
+  const Check named = one_of(names);
+  const auto why = [named](const std::string& model) { return is_network_file(model) ? "" : named(model); };
+  return {why, named.get_description()};
 }
 
 std::string input_error(const std::string& text) {
@@ -52,11 +54,10 @@ std::string input_error(const std::string& text) {
 /// names of values have no check.
 template <class Visitor>
 void network_options(const Visitor& option) {
-  option("--model", &Training::model, model_error,
-         "network: simple_cnn or linear (one 784 to 10 layer), for MNIST; or one of torchvision's, for colour images: "
-         "alexnet, resnet18, 34, 50, 101, 152, vgg11, 13, 16, 19, vgg11_bn, 13_bn, 16_bn, 19_bn; or FILE.so, a shared "
-         "object with a network of one's own (lib/nn/network_module.h); or FILE.pt, TorchScript");
-  option("--input", &Training::input, input_error,
+  option("--model", &Training::model, model_check(),
+         "network: simple_cnn or linear (one 784 to 10 layer), for MNIST; or one of torchvision's, for colour images; "
+         "or FILE.so, a shared object with a network of one's own (lib/nn/network_module.h); or FILE.pt, TorchScript");
+  option("--input", &Training::input, Check(input_error, ""),
          "FILE.pt: channels, rows and columns of the images that it takes; default 3x224x224");
   option("--image-size", &Training::image_size, in_range(0, 4096),
          "colour images: rows and columns to which they are cropped, resized or drawn; 0: the network's own, 224");
@@ -69,7 +70,7 @@ void network_options(const Visitor& option) {
          "batch norm over the batches of all devices (CPU devices; not averaging), so that any number of them ends "
          "with the same bits; otherwise each device has statistics of its own images, as in PyTorch");
   option("--device", &Training::device,
-         "kind of device: cpu or cuda; where --devices outnumber the GPUs they are logical ones that share them");
+         "kind of device; where --devices outnumber the GPUs they are logical ones that share them");
   option("--precision", &Training::precision,
          "arithmetic of convolutions and linear layers: fp32; on cuda also tf32, or bf16, which is no faster than tf32 "
          "today; on CPUs with AVX512-BF16 or AMX also bf16, of convolutions without a pool behind them, which a "
@@ -98,19 +99,19 @@ void training_options(const Visitor& option) {
       "for MNIST's networks a folder with its four files (.gz or not), in it or in its sub-folder mnist; default: "
       "$DUET_DATA, ./data, ~/.cache/duet, else drawn digits. For colour images a folder with train and val, each with "
       "a folder of JPEG or PNG files for each class (random crops and flips for training); default: drawn images. "
-      "'synthetic' draws either; 'synthetic:classes=100,size=64,train=10000,test=1000,seed=0' says which images");
+      "'synthetic' draws either, with :classes=100,size=64,train=10000,test=1000,seed=0 behind it such images");
   option("--loader-workers", &Training::loader_workers, in_range(0, 1024),
          "threads of each process that make batches ahead; 0: the training thread makes each when it is due");
   option("--skip-broken", &Training::skip_broken,
          "folder of images: in place of a file that cannot be decoded take the next one of its class, and warn; "
          "otherwise it is an error");
-  option("--blocks", &Training::blocks, blocks_error,
+  option("--blocks", &Training::blocks, one_of({"0", "8", "16", "32"}),
          "CPU devices: blocks of each batch, 8, 16 or 32, of which devices have whole ones; runs with as many blocks "
          "end with the same bits on any number of devices up to that; with more of them 3, 5, 6 or 7 devices share the "
          "work more evenly. 0: 8 where all numbers of devices divide that, else 32");
   option("--lr", &Training::lr, in_range(0), "learning rate");
   option("--momentum", &Training::momentum, in_range(0), "momentum of SGD, 0 to below 1");
-  option("--seed", &Training::seed, seed_error, "seed of weights, order of images and dropout");
+  option("--seed", &Training::seed, Check(seed_error, ""), "seed of weights, order of images and dropout");
   option("--compat", &Training::compat,
          "'torch': PyTorch's own draws, sampler order and 1/W scaling in place of duet's rules (then 1, 2 and 4 "
          "devices no longer end with the same bits)");
@@ -118,9 +119,10 @@ void training_options(const Visitor& option) {
          "end with an error that names step, operator and parameter when an image, a parameter, a result or a gradient "
          "is infinite or not a number, or an operator drops the batch's stamp before a dropout; a step then takes "
          "about a third longer");
-  option("--quiet", &Training::quiet, "no progress line, no colours");
-  option("--optimizer", &Training::optimizer, one_of({"sgd", "adam", "adamw"}),
-         "sgd, adam or adamw, with the rules of torch.optim");
+  option(
+      "--quiet", &Training::quiet,
+      "results, warnings and errors only: no progress, no colours, and duet train tells no network, data and devices");
+  option("--optimizer", &Training::optimizer, one_of({"sgd", "adam", "adamw"}), "its rules are those of torch.optim");
   option("--weight-decay", &Training::weight_decay, in_range(0), "of the optimizer; default: 0, of adamw 0.01");
   option("--download", &Training::download, "fetch MNIST into ~/.cache/duet if it is not found");
   option("--epochs", &Training::epochs, in_range(1), "passes over the training images");
@@ -186,6 +188,11 @@ void check_training(const Training& training) {
                       "--workers thread is for CPU devices");
   require<UsageError>(threads || training.backend != "memory", "--backend memory is for --workers thread");
   require<UsageError>(!threads || training.backend != "mpi", "--backend mpi is for --workers process");
+  if (training.backend == "nccl") {
+    require<UsageError>(training.device == DeviceKind::cuda, "--backend nccl is for --device cuda");
+    const std::string no_gpu = why_unavailable(DeviceKind::cuda), why = no_gpu.empty() ? ddp::why_no_nccl() : no_gpu;
+    require<UsageError>(why.empty(), "--backend nccl cannot be used: ", why);
+  }
   require<UsageError>(!training.sync_bn || training.device == DeviceKind::cpu, "--sync-bn is for CPU devices");
   require<UsageError>(training.blocks == 0 || training.device == DeviceKind::cpu, "--blocks is for CPU devices");
   require<UsageError>(training.blocks == 0 || training.compat == Compat::duet,
@@ -239,8 +246,10 @@ void add_port_range(CLI::App& app, const std::string& names, std::string& ports)
 void add_training(CLI::App& app, Training& training) { training_options(Adding{app, training}); }
 
 void add_train(CLI::App& app, TrainOptions& options) {
-  add_choice(app, "--mode", options.mode, kModes, "single, averaging (the tutorial's loop), dp or ddp");
-  app.add_option("--devices", options.devices, "number of devices (single: 1)")->check(in_range(1, kMaxDevices));
+  add_choice(
+      app, "--mode", options.mode, kModes,
+      "how devices share the work: averaging is the tutorial's loop, dp DataParallel, ddp DistributedDataParallel");
+  app.add_option("--devices", options.devices, "number of devices (single: 1)")->check(one_count());
   app.add_option(
          "--backend", options.backend,
          "what carries the ranks' collectives in averaging and ddp: shm (memory that one host's ranks share), tcp, "

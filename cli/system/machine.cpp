@@ -14,6 +14,7 @@
 
 #include "ddp/transport/modules.h"
 #include "lib/backend/backend.h"
+#include "lib/backend/devices.h"
 #include "lib/base/threads.h"
 #include "lib/error.h"
 #include "lib/parse_number.h"
@@ -146,15 +147,6 @@ std::vector<Library> libraries() {
     add(cuda.substr(0, end));
   }
   return list;
-}
-
-std::string why_unavailable(DeviceKind kind) {
-  if (kind == DeviceKind::cuda && !why_no_cuda().empty()) return why_no_cuda();
-  try {
-    return backend(kind).device_count() > 0 ? "" : "no device found";
-  } catch (const Error& error) {
-    return error.what();
-  }
 }
 
 void require_available(DeviceKind kind) {

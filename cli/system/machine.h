@@ -49,9 +49,7 @@ struct Library {
 };
 std::vector<Library> libraries();
 
-/// Why no device of this kind can be used; empty where one can.
-std::string why_unavailable(DeviceKind kind);
-/// Throws DeviceError that says so of --device.
+/// Throws DeviceError with the option --device where no device of this kind can be used.
 void require_available(DeviceKind kind);
 
 /// Peak resident memory of this process, in megabytes (1e6 bytes).

@@ -51,6 +51,9 @@ std::vector<Device> devices_of(const TrainOptions& options, const ddp::ProcessGr
   return {device_of_rank(options.device, place.local_rank, place.local_world_size)};
 }
 
+/// Whether a person wants to read what is trained on what.
+bool tells(const TrainOptions& options) { return options.progress.empty() && !options.quiet; }
+
 /// "device: cuda:0.0 cuda:0.1 (simulated GPU, ...), 2 logical devices on 1 GPU, precision tf32; steps as CUDA graphs".
 void say_devices(const TrainOptions& options, const std::vector<Device>& devices, const std::string& no_graph) {
   std::string text = "devices:";
@@ -123,7 +126,7 @@ int train_on(const std::vector<Device>& devices, const TrainOptions& options, co
              ddp::ProcessGroup& group) {
   backend(options.device).bind_thread(devices[0]);
   Setup setup = make_setup(options, images, group, devices);
-  if (options.progress.empty() && group.rank() == 0) say_inputs(options, images, setup.model());
+  if (tells(options) && group.rank() == 0) say_inputs(options, images, setup.model());
   const int signal = train_and_report(options, images, setup, group).signal;
   if (signal != 0) return 128 + signal;
   if (!options.bursts.empty()) serve_bursts(options, setup, group);
@@ -140,8 +143,7 @@ int train_as_rank(const TrainOptions& options, ddp::ProcessGroup& group) {
   const Images images = find_images(options, devices[0]);
   note_signals();  // on all ranks before one of them trains
   ddp::require_same_settings(group, settings_of(options, images));
-  if (options.progress.empty() && group.rank() == 0 && options.device != DeviceKind::cpu)
-    say_devices(options, devices, no_graph);
+  if (tells(options) && group.rank() == 0 && options.device != DeviceKind::cpu) say_devices(options, devices, no_graph);
   return train_on(devices, options, images, group);
 }
 

@@ -214,7 +214,10 @@ std::string loss_caption(const Results& results) {
 }  // namespace
 
 Chart speedup_chart(const Results& results) {
-  Chart chart{.id = "speedups", .title = "Speed-up over single", .unit = "times as fast as single on one device"};
+  const std::string base = base_of(results) ? base_of(results)->mode : "single";
+  Chart chart{.id = "speedups",
+              .title = "Speed-up over " + base_text(results),
+              .unit = concat("times as fast as ", base, " on one device")};
   for (const Run& run : results.runs) {
     if (!is_result(results, run)) continue;
     const std::string limit = above_limit(results, run), label = row_label(results, run);

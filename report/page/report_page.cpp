@@ -118,6 +118,7 @@ std::string to_html(const Results& results, const std::string& command_line, dou
   values["weak"] = results.weak ? "yes" : "";
   values["notes"] = "";
   for (const std::string& sentence : without_a_result(results)) values["notes"] += page_note(sentence);
+  if (const std::string note = base_note(results); !note.empty()) values["notes"] += page_note(note);
   const Chart overhead = overhead_chart(results);
   values["speedups"] = page.picture(speedup_chart(results));
   values["losses"] = overhead.empty() ? page_note(overhead.caption) : page.picture(overhead);

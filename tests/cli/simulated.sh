@@ -49,7 +49,7 @@ expect '^ *dp, graph 2 .* by design$' text
 for devices in 1 2; do
   for graph in auto off; do
     for several in '' hashes; do
-      "$duet" train --quiet --device cuda --model linear --mode dp --devices $devices --graph $graph --data synthetic --train-images 99 \
+      "$duet" train --device cuda --model linear --mode dp --devices $devices --graph $graph --data synthetic --train-images 99 \
         --test-images 20 --batch 2 --epochs 2 --momentum 0.9 --result $graph$several --step-times $graph.times \
         ${several:+--fingerprints $graph.$several} >text
       cat text
@@ -84,7 +84,7 @@ if $devices == 1:
 PYTHON
 done
 # Sums by NCCL need GPUs that differ.
-by_nccl=(train --quiet --device cuda --model linear --mode dp --devices 2 --data synthetic --train-images 32 --test-images 20
+by_nccl=(train --device cuda --model linear --mode dp --devices 2 --data synthetic --train-images 32 --test-images 20
   --batch 8 --epochs 1 --sum nccl)
 DUET_SIM_DEVICES=2 "$duet" "${by_nccl[@]}" >text
 expect '; gradients added up by NCCL; no CUDA graphs' text
@@ -123,7 +123,7 @@ DUET_SIM_DEVICES=2 DUET_SIM_PEER=0 "$duet" info >text
 expect '^ *cuda:0 *to cuda:1 through the host$' text
 # DistributedDataParallel over NCCL, of one rank: simulated NCCL joins no processes.
 for graph in on off; do
-  DUET_NCCL_MODULE=$nccl "$duet" launch -n 1 -- "$duet" train --quiet --device cuda --model linear --mode ddp --backend nccl \
+  DUET_NCCL_MODULE=$nccl "$duet" launch -n 1 -- "$duet" train --device cuda --model linear --mode ddp --backend nccl \
     --graph $graph --data synthetic --train-images 49 --test-images 20 --batch 2 --epochs 2 --result ddp.$graph >text
   cat text
 done
@@ -152,3 +152,9 @@ DUET_CUDA_MODULE=/nowhere/libduet_cuda.so "$duet" train --device cuda >text 2>&1
 cat text
 [ $status = 1 ] && [ "$(wc -l <text)" = 1 ]
 expect '^duet: --device cuda: .*was not built or is not installed; looked for /nowhere/libduet_cuda.so' text
+# Ranks that could not be connected are not started.
+status=0
+DUET_CUDA_MODULE=/nowhere/libduet_cuda.so "$duet" train --device cuda --mode ddp --devices 2 --backend nccl >text 2>&1 || status=$?
+cat text
+[ $status = 2 ] && [ "$(wc -l <text)" = 1 ]
+expect '^duet: --backend nccl cannot be used: .*looked for /nowhere/libduet_cuda.so' text

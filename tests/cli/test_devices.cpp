@@ -10,6 +10,7 @@
 #include "cli/system/files.h"
 #include "cli/system/machine.h"
 #include "lib/backend/backend.h"
+#include "lib/backend/devices.h"
 #include "lib/base/threads.h"
 #include "lib/error.h"
 #include "tests/compare/made_up.h"
@@ -33,6 +34,14 @@ TEST_CASE("CPU devices are real, however many") {
   CHECK(physical_devices(DeviceKind::cpu, 3) == 3);
   CHECK(device_of_rank(DeviceKind::cpu, 2, 3) == Device{});
   CHECK(kind_title(DeviceKind::cpu) == "cpu");
+  CHECK(is_available(DeviceKind::cpu));
+  CHECK(device_count(DeviceKind::cpu) == usable_cores());
+}
+
+TEST_CASE("GPUs are counted, 0 where none can be used") {
+  const bool gpus = why_unavailable(DeviceKind::cuda).empty();
+  CHECK(is_available(DeviceKind::cuda) == gpus);
+  CHECK(device_count(DeviceKind::cuda) == (gpus ? backend(DeviceKind::cuda).device_count() : 0));
 }
 
 TEST_CASE("sockets and caches are counted by what shares them") {
@@ -80,6 +89,7 @@ TEST_CASE("runs on shared GPUs are spelled so, and have neither speed-up nor eff
 TEST_CASE("more devices than GPUs are logical ones that share them evenly", "[gpu]") {
   if (const std::string why = why_unavailable(DeviceKind::cuda); !why.empty()) DUET_SKIP(why.c_str());
   const int gpus = backend(DeviceKind::cuda).device_count();
+  CHECK(device_count(DeviceKind::cuda) == gpus);
   CHECK(names(devices_for(DeviceKind::cuda, 1)) == "cuda:0");
   CHECK(physical_devices(DeviceKind::cuda, gpus + 1) == gpus);
   CHECK(device_of_rank(DeviceKind::cuda, gpus, gpus + 1).index == gpus - 1);

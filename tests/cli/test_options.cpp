@@ -1,10 +1,13 @@
+#include <cstddef>
 #include <cstdint>
+#include <sstream>
 #include <string>
 #include <utility>
 #include <variant>
 #include <vector>
 
 #include "cli/options/options.h"
+#include "cli/system/display.h"
 #include "lib/error.h"
 #include "tests/support/catch2.h"
 
@@ -57,6 +60,8 @@ TEST_CASE("options are read") {
       std::get<CompareOptions>(parse({"compare", "--modes", "dp,ddp", "--devices", "2,3", "--json", "-"}));
   CHECK(compare.modes == std::vector<Mode>{Mode::dp, Mode::ddp});
   CHECK(compare.devices == std::vector<int>{2, 3});
+  CHECK(std::get<CompareOptions>(parse({"compare", "--devices", "1..4"})).devices == std::vector<int>{1, 2, 4});
+  CHECK(std::get<CompareOptions>(parse({"compare", "--devices", "3..7"})).devices == std::vector<int>{3, 6, 7});
   CHECK(compare.json == "-");
   CHECK(std::get<CompareOptions>(parse({"compare", "--json", "--quiet"})).json == "-");
   CHECK(std::get<CompareOptions>(parse({"compare", "--json", "results.json"})).json == "results.json");
@@ -249,9 +254,17 @@ TEST_CASE("wrong options are named in one line") {
       {{"compare", "--backend", "shm,tcp,shm"}, "--backend: shm twice"},
       {{"compare", "--modes", "dp,x"}, "--modes: unknown 'x', expected single, averaging, dp or ddp"},
       {{"train", "--precision", "fp8"}, "--precision: unknown 'fp8', expected fp32, tf32 or bf16"},
-      {{"compare", "--devices", "1,x"}, "--devices: 'x' is not a whole number"},
-      {{"compare", "--devices", "0"}, "--devices is 0"},
-      {{"compare", "--devices", "1,2,100000"}, "--devices is 100000"},
+      {{"compare", "--devices", "1,x"}, "--devices is 1,x, expected numbers from 1 to 1024, as 1,2,4 or 1..8"},
+      {{"compare", "--devices", "0"}, "--devices is 0, expected numbers from 1 to 1024"},
+      {{"compare", "--devices", "1,2,100000"}, "--devices is 1,2,100000, expected numbers from 1 to 1024"},
+      {{"compare", "--devices", "4..1"}, "--devices is 4..1, expected the smaller number first"},
+      {{"compare", "--devices", "2,2"}, "--devices is 2,2, expected every number once"},
+      {{"train", "--mode", "dp", "--devices", "1..4"}, "--devices is 1..4, expected one number; duet compare and"},
+      {{"bench", "all_reduce", "--devices", "1,2"}, "--devices is 1,2, expected one number; duet compare and"},
+      {{"train", "--mode", "ddp", "--backend", "nccl"}, "--backend nccl is for --device cuda"},
+      {{"compare", "--backend", "shm,nccl"}, "--backend nccl is for --device cuda"},
+      {{"predict", "r", "--link", "usb"}, "--link: unknown 'usb', expected pcie4, nvlink4,"},
+      {{"show", "a", "b", "--wide"}, "--wide is for one result, not for two"},
       {{"compare", "--batch", "0"}, "--batch is 0, expected 1 or more"},
       {{"compare", "--batch", "64,x"}, "--batch: 'x' is not a whole number"},
       {{"compare", "--batch", "64,32,64"}, "--batch: 64 twice"},
@@ -382,4 +395,57 @@ TEST_CASE("help names every option with its default") {
   }
   CHECK_THAT(printed({"--help"}), duet_test::ContainsSubstring("compare"));
   CHECK(printed({"--version"}) == "duet " DUET_VERSION "\n");
+}
+
+TEST_CASE("help has at most 80 columns, and options in groups") {
+  const std::vector<std::vector<std::string>> commands = {
+      {}, {"compare"}, {"show"}, {"predict"}, {"train"}, {"launch"}, {"bench"}, {"bench", "all_reduce"}, {"info"}};
+  for (std::vector<std::string> command : commands) {
+    command.emplace_back("--help");
+    std::istringstream help(printed(command));
+    for (std::string line; std::getline(help, line);) {
+      INFO(line);
+      CHECK(width(line) <= 80);
+    }
+  }
+  const auto groups_of = [](const std::string& command) {
+    std::istringstream help(printed({command, "--help"}));
+    std::vector<std::string> groups;
+    for (std::string line; std::getline(help, line);)
+      if (line.ends_with(':') && line[0] != ' ') groups.push_back(line);
+    return groups;
+  };
+  const std::vector<std::string> all = {"Common:", "Data:", "Network:", "Ranks:", "GPU:", "Files:"};
+  CHECK(groups_of("train") == all);
+  CHECK(groups_of("compare") == all);
+  CHECK(groups_of("launch") == std::vector<std::string>{"Positionals:", "Common:", "Ranks:", "Files:"});
+  const std::string train = printed({"train", "--help"});
+  const auto group_of = [&](const std::string& option) {
+    const std::size_t title = train.rfind("\n\n", train.find("\n  --" + option + " ")) + 2;
+    return train.substr(title, train.find(':', title) - title);
+  };
+  CHECK(group_of("epochs") == "Common");
+  CHECK(group_of("download") == "Data");
+  CHECK(group_of("stem") == "Network");
+  CHECK(group_of("backend") == "Ranks");
+  CHECK(group_of("graph") == "GPU");
+  CHECK(group_of("resume") == "Files");
+}
+
+TEST_CASE("help names the values that an option takes") {
+  const auto one_line = [](std::string text) {
+    std::string line;
+    std::istringstream words(text);
+    for (std::string word; words >> word;) line += word + " ";
+    return line;
+  };
+  const std::string train = one_line(printed({"train", "--help"})), predict = one_line(printed({"predict", "--help"}));
+  for (const char* values :
+       {"Values: single, averaging, dp or ddp ", "Values: simple_cnn, linear, alexnet, resnet18, ",
+        "Values: auto, shm, tcp, gloo, mpi, nccl or memory ", "Values: cpu or cuda ", "Values: torch "}) {
+    INFO(values);
+    CHECK_THAT(train, duet_test::ContainsSubstring(values));
+  }
+  CHECK_THAT(predict, duet_test::ContainsSubstring("Values: pcie4, nvlink4, 10gbe, 100gbe or ndr "));
+  CHECK_THAT(predict, duet_test::ContainsSubstring("Values: ddp, dp or averaging "));
 }

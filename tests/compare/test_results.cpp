@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <cmath>
 #include <cstddef>
 #include <string>
@@ -114,7 +115,8 @@ TEST_CASE("results.json keeps the order of its names and the form of its values"
   "seed": 1234,
   "precision": "fp32",
   "data": "MNIST",
-  "train_images": 60000
+  "train_images": 60000,
+  "blocks": 0
  },
  "partial": false,
 )"));
@@ -122,7 +124,7 @@ TEST_CASE("results.json keeps the order of its names and the form of its values"
       to_json(results.runs[0]) ==
       R"({"mode":"single","device":"cpu","devices":1,"physical_devices":1,"precision":"fp32","threads_per_device":1,"ok":true,"error":"","startup_s":0.25,"epoch_s":[7.92,8.0,8.08],"samples_per_s":7500.0,"speedup":1.0,"efficiency":1.0,"waiting_share":0.0,"communication_us":0.0,"parameters_sha256":")" +
           std::string(64, 'a') +
-          R"(","first_differing_step":null,"step_us":{"input":0.0,"scatter":0.0,"replicate":0.0,"forward":0.0,"gather":0.0,"loss":0.0,"backward":0.0,"communication":0.0,"update":0.0},"median_step":[],"train_loss":[0.3333333333333333,null],"test_accuracy":[0.9712],"peak_memory_mb":[120.5],"device_memory_mb":[],"moved_bytes_per_step":[],"graph":false,"workers":"process","backend":"","communication_waiting_us":null,"communication_moving_us":null,"waiting_interval_us":[],"moving_interval_us":[],"step_waiting_us":null,"rank_waiting_us":[],"eager_parts":false,"execution_s":0.0,"rounds_us":[0.3333333333333333,null],"rounds_step_us":[],"rounds_waiting_us":[],"rank_step_us":[],"speedup_low":null,"speedup_high":null,"ceiling_efficiency":null,"cpu_share":null,"other_programs_share":0.01,"rounds_other_programs":[],"synchronisation_us":[],"batch":128,"per_device_statistics":false,"library_sums":false,"added_uses":false})"
+          R"(","first_differing_step":null,"step_us":{"input":0.0,"scatter":0.0,"replicate":0.0,"forward":0.0,"gather":0.0,"loss":0.0,"backward":0.0,"communication":0.0,"update":0.0},"median_step":[],"train_loss":[0.3333333333333333,null],"test_accuracy":[0.9712],"peak_memory_mb":[120.5],"device_memory_mb":[],"moved_bytes_per_step":[],"graph":false,"workers":"process","backend":"","communication_waiting_us":null,"communication_moving_us":null,"waiting_interval_us":[],"moving_interval_us":[],"step_waiting_us":null,"rank_waiting_us":[],"eager_parts":false,"execution_s":0.0,"rounds_us":[0.3333333333333333,null],"rounds_step_us":[],"rounds_waiting_us":[],"rank_step_us":[],"speedup_low":null,"speedup_high":null,"ceiling_efficiency":null,"cpu_share":null,"other_programs_share":0.01,"rounds_other_programs":[],"synchronisation_us":[],"batch":128,"per_device_statistics":false,"library_sums":false,"added_uses":false,"blocks":0})"
           "\n");
   CHECK_THAT(text,
              duet_test::ContainsSubstring(
@@ -132,7 +134,7 @@ TEST_CASE("results.json keeps the order of its names and the form of its values"
 
 TEST_CASE("fields that older files have not may be missing") {
   std::string text = to_json(duet_test::made_up().runs[0]);
-  for (const std::string field : {",\"rounds_other_programs\":[]", ",\"added_uses\":false"})
+  for (const std::string field : {",\"rounds_other_programs\":[]", ",\"added_uses\":false", ",\"blocks\":0"})
     text.erase(text.find(field), field.size());
   CHECK(run_from_json(text).mode == "single");
 }
@@ -295,6 +297,31 @@ TEST_CASE("speed-up is against single with as many threads; no efficiency withou
   compare_with_single(alone);
   CHECK_FALSE(alone.runs[1].speedup);
   CHECK_FALSE(alone.runs[1].efficiency);
+  CHECK(base_of(alone) == nullptr);
+  CHECK(base_note(alone).empty());
+}
+
+TEST_CASE("without single, speed-ups are over averaging on one device, and that is said") {
+  Results results = duet_test::made_up();
+  CHECK(base_of(results) == &results.runs[0]);
+  CHECK(base_note(results).empty());
+  const double of_single = *results.runs[3].speedup;
+  // As duet compare --modes averaging,dp has them: single's row is averaging's.
+  results.runs[0].mode = "averaging";
+  std::erase_if(results.runs, [](const Run& run) { return run.mode == "single"; });
+  compare_with_single(results);
+  REQUIRE(base_of(results) == &results.runs[0]);
+  CHECK(*results.runs[0].speedup == 1);
+  const auto dp =
+      std::find_if(results.runs.begin(), results.runs.end(), [](const Run& run) { return run.mode == "dp"; });
+  CHECK(*dp->speedup == of_single);
+  const std::string note = "Speed-ups are over averaging on 1 device, as single was not compared.";
+  CHECK(base_note(results) == note);
+  CHECK_THAT(first_screen(results, {}),
+             duet_test::ContainsSubstring(note) && duet_test::ContainsSubstring("averaging 1"));
+  CHECK_THAT(table(results, {}), duet_test::ContainsSubstring(note));
+  CHECK_THAT(to_html(results, "", 0),
+             duet_test::ContainsSubstring(note) && duet_test::ContainsSubstring("Speed-up over averaging on 1 device"));
 }
 
 TEST_CASE("a speed-up is the median over rounds of the ratio in the same round, with its interval") {
@@ -359,6 +386,6 @@ TEST_CASE("results.csv has a line per run and as many fields in each") {
     commas = 0;
   }
   CHECK(lines == 8);
-  CHECK_THAT(text, duet_test::ContainsSubstring(",batch,per_device_statistics,library_sums,added_uses\n"));
+  CHECK_THAT(text, duet_test::ContainsSubstring(",batch,per_device_statistics,library_sums,added_uses,blocks\n"));
   CHECK_THAT(text, duet_test::ContainsSubstring("\"replica 3 on cpu:3: out of memory\""));
 }

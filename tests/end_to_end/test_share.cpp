@@ -76,7 +76,8 @@ TEST_CASE("two comparisons are shared and shown side by side") {
   CHECK(nlohmann::json::parse(json.out).at("rows").size() >= 3);
   CHECK(json.err == both.out);
   const auto one = duet_test::duet({"show", a});
-  CHECK_THAT(one.out, ContainsSubstring("mode ") && ContainsSubstring(" dp 2 ") && !ContainsSubstring("--wide"));
+  CHECK_THAT(one.out, ContainsSubstring("mode ") && ContainsSubstring(" dp 2 ") &&
+                          ContainsSubstring("report " + a + "/index.html"));
 
   const auto again = compared(folder, "a", "64");
   CHECK(again.status == 1);

@@ -15,8 +15,9 @@ GOLDEN = os.path.join(os.path.dirname(os.path.abspath(__file__)), "golden")
 WRAPPER_LINES = 15
 
 
-def run(folder, name, *arguments):
-    result = subprocess.run([os.path.join(folder, name), *arguments], capture_output=True, text=True, timeout=120)
+def run(folder, name, *arguments, cwd=None, **environment):
+    result = subprocess.run([os.path.join(folder, name), *arguments], capture_output=True, text=True, timeout=120, cwd=cwd,
+                            env={**os.environ, **environment})
     return result.stdout if result.returncode == 0 else f"exit code {result.returncode}\n{result.stderr}"
 
 
@@ -24,14 +25,96 @@ def difference(expected, got, name):
     return "\n".join(difflib.unified_diff(expected.splitlines(), got.splitlines(), "expected", name, lineterm="", n=1))
 
 
+def golden(name):
+    """What is expected, with this machine's number of CPU devices in place of N."""
+    with open(os.path.join(GOLDEN, name + ".txt"), encoding="utf-8") as file:
+        return file.read().replace("There are N CPU", f"There are {len(os.sched_getaffinity(0))} CPU")
+
+
 def check_golden(programs, _, name, *arguments):
-    with open(os.path.join(GOLDEN, "_".join((name, *arguments)) + ".txt"), encoding="utf-8") as file:
-        return difference(file.read(), run(programs, name, *arguments), name)
+    got = run(programs, name, *arguments, CUDA_VISIBLE_DEVICES="")
+    return difference(golden("_".join((name, *arguments))), got, name)
 
 
 def check_eight_devices(programs, sources, name):
     """The tutorial's picture of 8 devices: 30 rows are 7 pieces of 4 and one of 2, and 10 rows need only 5 devices."""
     return check_golden(programs, sources, name, "8")
+
+
+def check_gpus(programs, _, name):
+    """The number of GPUs is the machine's, not the one asked for."""
+    module = os.path.join(programs, "../tests/support/fake_cuda/libduet_cuda.so")
+    if not os.path.exists(module):
+        return ""
+    got = run(programs, name, "2", DUET_CUDA_MODULE=module, DUET_SIM_DEVICES="3")
+    expected = re.sub(r"There are \d+ CPU devices", "There are 3 GPUs", golden(name))
+    return difference(expected, got, name)
+
+
+def check_toy_regression(programs, _, name):
+    """All modes learn the same, also from parameters that went through a file."""
+    expected = golden(name)
+    with tempfile.TemporaryDirectory() as folder:
+        wrong = [difference(expected, run(programs, name, mode, f"{folder}/{mode}"), mode) for mode in ("single", "dp", "ddp")]
+    return next(filter(None, wrong), "") or check_wrong_mode(programs, name)
+
+
+def check_wrong_mode(programs, name):
+    said = run(programs, name, "dpp")
+    return "" if said == f"exit code 2\n{name}: got 'dpp', expected single, dp or ddp\n" else said
+
+
+SMALL = ("--data", "synthetic", "--train-images", "256", "--test-images", "20")
+SHOWN = ("Rank", "Total", "epoch", "resumed", "duet: ")
+
+
+def commands_of(page):
+    """(words) of each command in the page's tables"""
+    return [command.split() for row in page.splitlines() if row.endswith("| command |")
+            for command in re.findall(r"`(duet [^`]+)`", row)]
+
+
+def said_by(programs, words, folder):
+    """Lines of a command on few images that the tutorials print, with # in place of what varies."""
+    words = [word.replace("build-release/examples", programs) for word in words]
+    small = {"train": SMALL, "compare": (*SMALL, "--time-budget", "0")}.get(words[1], ())
+    said = run(os.path.join(programs, "../cli"), *words, *small, cwd=folder)
+    lines = [line for line in said.splitlines() if line.startswith((*SHOWN, "exit"))]
+    return [re.sub(r"[\d,]+\.\d+(e-\d+)?|[\d,]+(?= samples)", "#", line) for line in lines] or said.splitlines()
+
+
+def check_tutorials(programs, sources, name):
+    """Every line of the page's tables stands in the program that it names, and every command prints what the tutorial does."""
+    root = os.path.join(sources, "..")
+    with open(os.path.join(root, "docs", name + ".md"), encoding="utf-8") as file:
+        page = file.read()
+    wrong, run_programs = [], {example for _, example in CHECKS} | {"tutorials"}
+    rows = re.findall(r"^\| (.*) \| (.*) \| `([\w/.]+)` \|$", page, re.M)
+    for _, cell, path in rows:
+        with open(os.path.join(root, path), encoding="utf-8") as file:
+            text = " ".join(file.read().split())
+        wrong += [f"{path} has no {piece}" for piece in re.findall(r"`([^`]+)`", cell) if " ".join(piece.split()) not in text]
+        if path.startswith("examples/") and os.path.basename(path)[:-4] not in run_programs:
+            wrong.append(f"{path} is not run")
+    with tempfile.TemporaryDirectory() as folder:
+        said = [line for words in commands_of(page) for line in ("$ " + " ".join(words), *said_by(programs, words, folder))]
+    flags = run(programs, "imagenet", "--help")
+    theirs = re.findall(r"`(-[\w-]+)", page.split("## The ImageNet example")[1].split("| main.py |")[1])
+    wrong += [f"imagenet has no {flag}" for flag in theirs if not re.search(rf"(?<![\w-]){flag}(?![\w-])", flags)]
+    wrong += [] if len(rows) > 60 and len(theirs) > 15 else [f"only {len(rows)} lines, {len(theirs)} flags"]
+    return "\n".join(wrong) or difference(golden(name), "\n".join(said), name)
+
+
+def check_pictures(_, sources, name):
+    """The pictures are as the script draws them."""
+    with tempfile.TemporaryDirectory() as folder:
+        subprocess.run([sys.executable, os.path.join(sources, "../tools", name + ".py"), folder], check=True, timeout=60)
+        texts = {}
+        for picture in os.listdir(folder):
+            for place in (os.path.join(sources, "../docs"), folder):
+                with open(os.path.join(place, picture), encoding="utf-8") as file:
+                    texts.setdefault(picture, []).append(file.read())
+    return next(filter(None, (difference(*both, picture) for picture, both in texts.items())), "" if texts else "none")
 
 
 def check_training(programs, _, name):
@@ -203,12 +286,14 @@ def check_wrong_arguments(programs, _, name):
     return ""
 
 
-CHECKS = [(check_golden, name) for name in ("partition", "random_dataset_dp", "a_simple_net", "collectives", "comm_hook",
+CHECKS = [(check_golden, name) for name in ("partition", "plain_loop", "random_dataset_dp", "a_simple_net", "collectives", "comm_hook",
                                             "ring_all_reduce", "two_processes")]
-CHECKS += [(check_eight_devices, "random_dataset_dp")]
+CHECKS += [(check_eight_devices, "random_dataset_dp"), (check_gpus, "random_dataset_dp")]
+CHECKS += [(check_toy_regression, "toy_regression"), (check_tutorials, "tutorials"),
+           (check_pictures, "draw_pictures")]
 CHECKS += [(check, name) for name in ("partition", "random_dataset_dp", "a_simple_net", "collectives", "comm_hook",
                                       "ring_all_reduce", "two_processes", "train_single", "train_dp", "train_ddp", "own_network",
-                                      "make_image_folder")
+                                      "make_image_folder", "toy_regression")
            for check in (check_help, check_wrong_arguments)]
 CHECKS += [(check, name) for name in ("train_dp", "train_ddp") for check in (check_training, check_wrapper_lines)]
 
@@ -219,7 +304,7 @@ CHECKS += [(check, "imagenet") for check in (check_imagenet, check_imagenet_feat
 def main(programs, sources):
     passed = failed = 0
     for check, name in CHECKS:
-        wrong = check(programs, sources, name)
+        wrong = check(os.path.abspath(programs), sources, name)
         passed += not wrong
         failed += bool(wrong)
         if wrong:

@@ -8,7 +8,9 @@
 #include <vector>
 
 #include "cli/system/machine.h"
+#include "ddp/transport/modules.h"
 #include "lib/backend/backend.h"
+#include "lib/backend/devices.h"
 #include "lib/error.h"
 #include "lib/nn/networks.h"
 #include "lib/tensor.h"
@@ -62,6 +64,7 @@ const nn::NamedNetwork& nn::find_network(const std::string& name) {
   throw UsageError(concat("unknown network '", name, "'"));
 }
 
-std::string cli::why_unavailable(DeviceKind) { return "fuzz targets compute nothing"; }
+std::string why_unavailable(DeviceKind) { return "fuzz targets compute nothing"; }
+std::string ddp::why_no_nccl() { return "fuzz targets have no GPU"; }
 
 }  // namespace duet

@@ -10,6 +10,7 @@ import subprocess
 import sys
 
 SUBCOMMANDS = re.compile(r"^subcommands:\n((?:  .*\n?)*)", re.I | re.M)
+UNKNOWN = re.compile(r": unknown '-', expected (.*?)(?: \(see|$)", re.M)
 
 
 def output(*command):
@@ -26,6 +27,16 @@ def commands(program, words=()):
     yield words, options, below
     for word in below:
         yield from commands(program, (*words, word))
+
+
+def enumerated(program, words, options):
+    """(option, values) of each option that refuses a value with the ones that it takes"""
+    for option in sorted(options):
+        # Behind it an option that is none, so that nothing runs where "-" is fine.
+        refused = subprocess.run([program, *words, option, "-", "--none"], capture_output=True, text=True, timeout=60)
+        found = UNKNOWN.search(refused.stderr)
+        if found:
+            yield option, {value for value in re.split(", | or ", found.group(1)) if value != "a number"}
 
 
 def completed(bash, *words):
@@ -47,9 +58,32 @@ def check_bash(program, folder):
         (("bench", "all_reduce", "--max"), {"--max-bytes"}),
         (("train", "--data", ""), set()),  # a file's name
         (("launch", "-n", "2", "--", "train", "--mo"), set()),
+        (("train", "--mode", "d"), {"dp", "ddp"}),
+        (("train", "--mode", "=", "s"), {"single"}),  # --mode=s
+        (("train", "--mode", "="), {"single", "averaging", "dp", "ddp"}),
+        (("train", "--model", "./net"), set()),  # a file's name
+        (("compare", "--modes", "single,d"), {"single,dp", "single,ddp"}),
+        (("predict", "out", "--link", "1"), {"10gbe", "100gbe"}),
+        (("launch", "-n", ""), {"auto", "gpu", "cpu"}),
     ):
         if completed(bash, *words) != expected:
             yield f"duet {' '.join(words)}: offers {sorted(completed(bash, *words))}, expected {sorted(expected)}"
+
+
+def check_values(program, folder):
+    """bash and zsh offer the values that an option takes"""
+    bash, zsh, all_options = os.path.join(folder, "duet"), os.path.join(folder, "_duet"), 0
+    with open(zsh, encoding="utf-8") as file:
+        functions = dict(re.findall(r"^(_duet\w*)\(\) \{\n(.*?)^\}", file.read(), re.M | re.S))
+    for words, options, _ in commands(program):
+        for option, values in enumerated(program, words, options):
+            all_options += 1
+            got = completed(bash, *words, option, "")
+            offered = re.search(rf"'{option}=?\[.*:value:(?:_sequence compadd - |\()(.*?)\)?'", functions["_".join(("_duet", *words))])
+            if got != values or not offered or set(offered[1].split()) != values:
+                yield f"duet {' '.join(words)} {option}: offers {sorted(got)}, zsh {offered}, expected {sorted(values)}"
+    if all_options < 50:
+        yield f"only {all_options} options with values"
 
 
 def check_man(program, folder):
@@ -84,7 +118,7 @@ def check_zsh(program, folder):
 
 def main(program, folder):
     passed = failed = skipped = 0
-    for check in (check_bash, check_man, check_zsh):
+    for check in (check_bash, check_values, check_man, check_zsh):
         if check is check_zsh and not shutil.which("zsh"):
             print("skipped: zsh is not installed")
             skipped += 1

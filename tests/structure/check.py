@@ -48,13 +48,13 @@ MAX_FILES = 30
 MAX_FUNCTION = 60  # lines
 # Parts of the tree -> most files and lines of all together. A commit that raises one says why.
 BUDGETS = {
-    ("lib",): (186, 24_260),
-    ("samplers",): (6, 380),
-    ("dp",): (10, 1_540),
-    ("ddp",): (86, 14_220),
-    ("torch",): (31, 3_710),
-    PROGRAM: (79, 12_750),
-    ("examples",): (20, 2_020),
+    ("lib",): (188, 24_420),
+    ("samplers",): (6, 390),
+    ("dp",): (10, 1_650),
+    ("ddp",): (86, 14_290),
+    ("torch",): (31, 3_750),
+    PROGRAM: (81, 13_240),
+    ("examples",): (22, 2_170),
 }
 
 # Vendor header -> files that may include it.
@@ -68,7 +68,7 @@ VENDORS = {
     r"curl/": r"lib/data/.*\.cpp",
     r"(jpeglib|jerror|png)\.h": r"lib/data/images/.*\.cpp",
     r"nlohmann/": r"lib/io/safetensors\.cpp|ddp/launch/error_file\.cpp|measure/json_fields\.h|(measure|model|compare|report|cli)/.*\.cpp|tests/.*\.cpp",
-    r"CLI/": r"cli/.*\.cpp|examples/.*",
+    r"CLI/": r"cli/.*\.cpp|cli/options/command_line\.h|examples/.*",
     r"(spdlog|fmt)/": r"(cli|ddp)/.*\.cpp",
     r"catch2/": r"tests/support/.*",
     r"pybind11/": r"torch/python/.*",
@@ -274,7 +274,7 @@ def check_documents(root):
         for target, anchor in re.findall(r"\]\((?!\w+:)([^)#]*)#?([^)]*)\)", text):
             file = os.path.normpath(os.path.join(os.path.dirname(path), target)) if target else path
             linked |= {file} if path == "README.md" else set()
-            installed = file in ("README.md", "LICENSE") or re.fullmatch(r"docs/\w+\.(md|png)", file)
+            installed = file in ("README.md", "LICENSE") or re.fullmatch(r"docs/\w+\.(md|png|svg)", file)
             found = installed and os.path.exists(os.path.join(root, file))
             if not found or (anchor and anchor not in anchors.get(file, ())):
                 yield f"{path} leads to {target}{'#' if anchor else ''}{anchor}"
