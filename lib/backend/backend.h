@@ -18,12 +18,14 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <initializer_list>
 #include <memory>
 #include <span>
 #include <string>
 #include <string_view>
 
 #include "lib/backend/average_pool.h"
+#include "lib/backend/pointwise.h"
 #include "lib/pool.h"
 #include "lib/tensor.h"
 
@@ -170,6 +172,26 @@ struct BatchNorm2dOptions {
   bool relu = false;  // relu is applied to the result, a residual included
 };
 
+/// A tensor as kernels walk over it by the places of some shape: along each dimension of that, `strides` elements at a
+/// time; 0 where its elements repeat.
+struct Strided {
+  Tensor tensor;
+  std::array<std::int64_t, Shape::kMaxRank> strides{};
+  std::int64_t begin = 0;  // the element at the first place
+};
+/// The tensor with each dimension of size 1, and those that it lacks in front, repeated as `shape` asks. Undefined: an
+/// undefined tensor.
+Strided broadcast(const Tensor& tensor, const Shape& shape);
+
+/// Arguments of a function of elements.
+struct PointwiseInputs {
+  Strided a, b, c;
+  float number = 0;  // in the place of each that is undefined
+};
+
+/// The loops over all places of a shape with at least one; neighbouring ones are joined where all tensors allow it.
+Walk walk_of(const Shape& shape, std::initializer_list<const Strided*> tensors);
+
 class Backend {
  public:
   virtual ~Backend() = default;
@@ -276,7 +298,12 @@ class Backend {
   /// y = x * mask * scale; serves backward too.
   virtual void dropout_apply(const Tensor& x, const Tensor& mask, float scale, const Tensor& y) = 0;
   virtual void add(const Tensor& a, const Tensor& b, const Tensor& y) = 0;
-  virtual void mul(const Tensor& a, const Tensor& b, const Tensor& y) = 0;
+  /// y = f(a, b, c) at every place of `shape`. All tensors walk over memory of one layout; y may be one of the inputs
+  /// where both walk alike.
+  virtual void pointwise(Pointwise f, const Shape& shape, const PointwiseInputs& inputs, const Strided& y) = 0;
+  /// y = the sum of x, plain, over the dimensions of which y has size 1; y has as many dimensions, 1 or more. With
+  /// `over_rows` dimension 0 is one of them, by Note [Sums over samples], else it is none.
+  virtual void sum(const Tensor& x, bool over_rows, const Tensor& y) = 0;
   virtual void scale(const Tensor& x, float factor) = 0;
   virtual void fill(const Tensor& x, float value) = 0;
   /// Adds 1 to an i64 scalar.

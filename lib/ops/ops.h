@@ -16,11 +16,41 @@ class Mt19937;
 
 namespace duet::ops {
 
-/// a + b, of the same shape.
-Variable add(const Variable& a, const Variable& b);
+/// One side of an operator: a tensor or a number.
+struct Operand {
+  Operand(const Variable& x) : tensor(x) {}          // NOLINT(google-explicit-constructor)
+  Operand(const Tensor& x) : tensor(x) {}            // NOLINT(google-explicit-constructor)
+  Operand(double x) : number(x), is_number(true) {}  // NOLINT(google-explicit-constructor)
+  Variable tensor;
+  double number = 0;
+  bool is_number = false;
+};
 
-/// a * b, element by element, of the same shape.
-Variable mul(const Variable& a, const Variable& b);
+/// Element by element; `a + b`, `a - b`, `a * b`, `a / b` are the same. Dimensions of size 1, and those that one side
+/// lacks in front, are repeated as in PyTorch: (N, T, C) with (T, C), (C) or (N, 1, 1). Throws ShapeError naming both
+/// shapes where other sizes differ.
+///
+/// The gradient of a side whose dimensions were repeated is the sum over them. Where that are the rows of a batch, as
+/// for a parameter, the sum has the same bits on 1, 2, 4 and 8 devices; but not the gradients of what that side was
+/// computed from, unless an operator passes them on unchanged: (w * v) + x sums first and multiplies then, on each
+/// device. Of two sides with one row each, the one without a stamp is taken for a parameter.
+Variable add(const Operand& a, const Operand& b);
+Variable sub(const Operand& a, const Operand& b);
+Variable mul(const Operand& a, const Operand& b);
+Variable div(const Operand& a, const Operand& b);
+
+// Functions of each element, any shape; values and gradients as PyTorch's (aten/src/ATen/native/Activation.cpp), NaN
+// and infinity included, but for gelu(infinity): infinity here, NaN in PyTorch's vector code.
+Variable exp(const Variable& x);
+/// The natural logarithm.
+Variable log(const Variable& x);
+/// 1 / (1 + exp(-x)).
+Variable sigmoid(const Variable& x);
+Variable tanh(const Variable& x);
+/// x * (1 + erf(x / sqrt(2))) / 2, PyTorch's default form.
+Variable gelu(const Variable& x);
+/// x where it is positive, else x * negative_slope; so is its gradient.
+Variable leaky_relu(const Variable& x, double negative_slope = 0.01);
 
 /// The parts one after the other along dimension 1: (N, C_i, ...) -> (N, sum of C_i, ...). One part or more, which
 /// agree in all other dimensions.
@@ -123,3 +153,17 @@ Variable linear_relu_dropout(const Variable& x, const Variable& w, const Variabl
 Variable linear_log_softmax(const Variable& x, const Variable& w, const Variable& b);
 
 }  // namespace duet::ops
+
+namespace duet {
+
+inline Variable operator+(const Variable& a, const ops::Operand& b) { return ops::add(a, b); }
+inline Variable operator+(double a, const Variable& b) { return ops::add(a, b); }
+inline Variable operator-(const Variable& a, const ops::Operand& b) { return ops::sub(a, b); }
+inline Variable operator-(double a, const Variable& b) { return ops::sub(a, b); }
+inline Variable operator-(const Variable& a) { return ops::mul(a, -1.0); }
+inline Variable operator*(const Variable& a, const ops::Operand& b) { return ops::mul(a, b); }
+inline Variable operator*(double a, const Variable& b) { return ops::mul(a, b); }
+inline Variable operator/(const Variable& a, const ops::Operand& b) { return ops::div(a, b); }
+inline Variable operator/(double a, const Variable& b) { return ops::div(a, b); }
+
+}  // namespace duet

@@ -1,5 +1,5 @@
 // Operators of image networks on a GPU, against the reference and to the CPU's bits: average pools, groups,
-// mul, concat, softmax, smoothed losses, top k.
+// mul, concat, softmax, smoothed losses, top k; arithmetic and functions of elements.
 #include <cmath>
 #include <cstdint>
 #include <vector>
@@ -7,6 +7,7 @@
 #include "lib/ops/losses.h"
 #include "lib/ops/ops.h"
 #include "tests/cuda/gpu.h"
+#include "tests/ops/operator_cases.h"
 
 using namespace duet;
 using namespace duet_test;
@@ -155,4 +156,20 @@ TEST_CASE("cuda: count_in_top counts as the CPU does, ties and NaN included") {
       CHECK(ops::count_in_top(Variable(on_gpu(x)), on_gpu(labels), k) == ops::count_in_top(Variable(x), labels, k));
     }
   }
+}
+
+TEST_CASE("cuda: arithmetic with broadcasting equals the reference", "[order]") {
+  DUET_NEEDS_CUDA();
+  Mt19937 generator(121);
+  std::vector<std::vector<Shape>> pairs = {{{2, 300}, {300}}, {{40, 2}, {40, 1}}, {{3}, {2, 3, 5, 1, 3}}, {{}, {70}}};
+  for (int i = 0; i < 8; ++i) pairs.push_back(random_pair(generator));
+  for (const auto& pair : pairs)
+    for (const OperatorCase& c : arithmetic_cases(pair[0], pair[1], generator)) check_operator(c, kGpu, generator);
+}
+
+TEST_CASE("cuda: functions of elements equal the reference") {
+  DUET_NEEDS_CUDA();
+  Mt19937 generator(122);
+  for (const Shape& shape : {Shape{}, Shape{7}, Shape{2, 3, 2, 5}, Shape{0, 4}, Shape{300}})
+    for (const OperatorCase& c : function_cases(shape, generator)) check_operator(c, kGpu, generator);
 }

@@ -73,7 +73,8 @@ TEST_CASE("an error in a layer names the layer, once") {
 TEST_CASE("an error in a child of a Sequential names the child where no layer inside is the cause") {
   Net model(0);
   CHECK(text_of<ShapeError>(model, zeros({4, 2, 5, 5})) ==
-        "features.1 (Residual): add: shapes [4, 2, 5, 5] and [4, 2, 3, 3] differ");
+        "features.1 (Residual): add: shapes [4, 2, 5, 5] and [4, 2, 3, 3] differ in dimension -2, expected "
+        "equal sizes or 1");
 }
 
 TEST_CASE("under DataParallel the replica is named before the layer") {

@@ -101,7 +101,8 @@ class CpuBackend final : public Backend {
   void dropout_mask(const Tensor& mask, const DropoutKey& key) override;
   void dropout_apply(const Tensor& x, const Tensor& mask, float scale, const Tensor& y) override;
   void add(const Tensor& a, const Tensor& b, const Tensor& y) override;
-  void mul(const Tensor& a, const Tensor& b, const Tensor& y) override;
+  void pointwise(Pointwise f, const Shape& shape, const PointwiseInputs& inputs, const Strided& y) override;
+  void sum(const Tensor& x, bool over_rows, const Tensor& y) override;
   void scale(const Tensor& x, float factor) override;
   void fill(const Tensor& x, float value) override;
   void increment(const Tensor& counter) override;
