@@ -172,6 +172,13 @@ struct BatchNorm2dOptions {
   bool relu = false;  // relu is applied to the result, a residual included
 };
 
+/// Vectors of a tensor (..., size): the product of all sizes but the last.
+inline std::int64_t vectors_of(const Shape& shape) {
+  std::int64_t count = 1;
+  for (int d = 0; d < shape.rank() - 1; ++d) count *= shape[d];
+  return count;
+}
+
 /// A tensor as kernels walk over it by the places of some shape: along each dimension of that, `strides` elements at a
 /// time; 0 where its elements repeat.
 struct Strided {
@@ -272,11 +279,15 @@ class Backend {
                                        const Tensor& dx, const Tensor& dw, const Tensor& db,
                                        const ConvPoolRelu& op) = 0;
 
-  // --- linear: x (N, I), w (O, I), b (O) or undefined, y (N, O) ---
+  // --- linear: x (N, ..., I), w (O, I), b (O) or undefined, y (N, ..., O); fused ones: x (N, I), y (N, O) ---
   virtual void linear_forward(const Tensor& x, const Tensor& w, const Tensor& b, const Tensor& y) = 0;
   /// dx may be undefined, and dw; db too, and is where dw is.
   virtual void linear_backward(const Tensor& dy, const Tensor& x, const Tensor& w, const Tensor& dx, const Tensor& dw,
                                const Tensor& db) = 0;
+
+  /// y = a b for each of the matrices: a (..., M, K) or `a_transposed` (..., K, M), b (..., K, P) or `b_transposed`
+  /// (..., P, K), y (..., M, P). One does not depend on the others.
+  virtual void matmul(const Tensor& a, bool a_transposed, const Tensor& b, bool b_transposed, const Tensor& y) = 0;
 
   // --- fused: dropout(relu(linear(x))); with p = 0 nothing is dropped. Of y only the sign matters for the gradients:
   // they pass where it is positive or NaN ---

@@ -1,4 +1,4 @@
-// relu, flatten, changes of layout, dropout.
+// relu, changes of layout, dropout.
 #include <cstdint>
 #include <tuple>
 
@@ -16,12 +16,6 @@ struct ReluGradient {
   }
   auto saved() const { return std::tie(y); }
   SavedTensor y;
-};
-
-struct FlattenGradient {
-  static constexpr const char* kName = "flatten";
-  void backward(const Gradients& g) const { g.inputs[0] = g.outputs[0].reshape(shape); }
-  Shape shape;
 };
 
 struct LayoutGradient {
@@ -53,14 +47,6 @@ Variable relu(const Variable& x) {
   const Tensor y = result_of(x, x.shape(), x.value().layout());
   backend(y).relu_forward(x.value(), y);
   return record(y, {&x}, [&] { return ReluGradient{{y, "result"}}; });
-}
-
-Variable flatten(const Variable& input) {
-  require_floats("flatten", input);
-  require<ShapeError>(input.shape().rank() >= 1, "flatten: got a scalar, expected (N, ...)");
-  const Variable x = to_plain(input);
-  return record(x.value().reshape({x.shape()[0], x.shape().count_from(1)}), {&x},
-                [&] { return FlattenGradient{x.shape()}; });
 }
 
 Variable to_layout(const Variable& x, Layout layout) {

@@ -62,8 +62,36 @@ inline Variable concat(std::initializer_list<Variable> parts) {
 /// max(x, 0), any shape; the derivative at 0 is 0. A NaN stays one and passes its gradient, as in PyTorch.
 Variable relu(const Variable& x);
 
+/// The sum, or the mean, over some dimensions, negative ones from the end; over all if none are given. They are left
+/// out of the result's shape, or with `keepdim` have size 1. Over no elements the sum is 0 and the mean NaN.
+///
+/// Dimension 0 of a shard (lib/tensor.h): a mean over it is that of the shard's own rows. As a loss its gradient is
+/// then weighted by the shard's part of the batch, so all rows count alike, to rounding; the losses of losses.h have
+/// equal bits on 1, 2, 4 and 8 devices. A sum over it is a sum for each shard, and gradients of those are averaged:
+/// divide by rows, or take a mean.
+Variable sum(const Variable& x, std::span<const int> dimensions = {}, bool keepdim = false);
+Variable mean(const Variable& x, std::span<const int> dimensions = {}, bool keepdim = false);
+inline Variable sum(const Variable& x, std::initializer_list<int> dimensions, bool keepdim = false) {
+  return sum(x, std::span(dimensions.begin(), dimensions.size()), keepdim);
+}
+inline Variable mean(const Variable& x, std::initializer_list<int> dimensions, bool keepdim = false) {
+  return mean(x, std::span(dimensions.begin(), dimensions.size()), keepdim);
+}
+
+/// The elements of x in plain order in another shape, of which one size may be -1: what is left. Dimension 0 should
+/// stay the rows of the batch: shape()[0] or -1, as a number would hold on one number of devices only. Copies only if x
+/// is not plain.
+Variable reshape(const Variable& x, std::initializer_list<std::int64_t> sizes);
+
 /// (N, ...) -> (N, the rest multiplied), in plain order. Copies only if x is not plain.
 Variable flatten(const Variable& x);
+
+/// x with two dimensions exchanged, negative ones from the end; a copy.
+Variable transpose(const Variable& x, int first, int second);
+
+/// The part of x from `begin` up to `end` in a dimension, negative ones from the end; copies but for dimension 0.
+/// Throws ShapeError out of range.
+Variable slice(const Variable& x, int dimension, std::int64_t begin, std::int64_t end);
 
 /// x (N, C, H, W) in the plain layout; x itself if it is plain already.
 Variable to_plain(const Variable& x);
@@ -81,15 +109,19 @@ Variable dropout(const Variable& x, const DropoutKey& key);
 /// without MKL). The result depends on how the batch is split.
 Variable dropout(const Variable& x, float p, Mt19937& generator);
 
-/// x w^T + b: x (N, I), w (O, I), b (O) or undefined -> (N, O).
+/// x w^T + b: x (N, ..., I), w (O, I), b (O) or undefined -> (N, ..., O).
 Variable linear(const Variable& x, const Variable& w, const Variable& b);
 
-/// exp(x) / sum(exp(x)) along dimension 1: (N, C) -> (N, C). A row with a NaN or +infinity, or of -infinity only, is
-/// NaN, as in PyTorch.
-Variable softmax(const Variable& x);
+/// The matrix products a b: a (..., M, K) and b (..., K, P) with equal dimensions in front, or b (K, P) for all of a's
+/// matrices -> (..., M, P).
+Variable matmul(const Variable& a, const Variable& b);
 
-/// x - log(sum(exp(x))) along dimension 1: (N, C) -> (N, C).
-Variable log_softmax(const Variable& x);
+/// exp(x) / sum(exp(x)) along a dimension: x (N, C) or of more dimensions, the result of x's shape. Where there is a
+/// NaN or +infinity, or -infinity only, it is NaN, as in PyTorch.
+Variable softmax(const Variable& x, int dimension = 1);
+
+/// x - log(sum(exp(x))) along a dimension, shapes as softmax's.
+Variable log_softmax(const Variable& x, int dimension = 1);
 
 /// Cross-correlation: x (N, C, H, W), w (K, C / groups, R, S), b (K) or undefined -> (N, K, P, Q). Output channel k
 /// reads the input channels of its group only: those from k / (K / groups) * (C / groups) on, as in PyTorch. Throws

@@ -173,3 +173,29 @@ TEST_CASE("cuda: functions of elements equal the reference") {
   for (const Shape& shape : {Shape{}, Shape{7}, Shape{2, 3, 2, 5}, Shape{0, 4}, Shape{300}})
     for (const OperatorCase& c : function_cases(shape, generator)) check_operator(c, kGpu, generator);
 }
+
+TEST_CASE("cuda: sums, means, shapes and parts equal the reference", "[order]") {
+  DUET_NEEDS_CUDA();
+  Mt19937 generator(123);
+  std::vector<Shape> shapes = {{70}, {2, 300}, {300, 3}, {9, 17, 5}, {5, 1, 3, 1, 2}, {40, 100}};
+  for (int i = 0; i < 8; ++i) shapes.push_back(random_shape(generator, 1, 5));
+  for (const Shape& shape : shapes)
+    for (const OperatorCase& c : shape_cases(shape, generator)) check_operator(c, kGpu, generator);
+}
+
+TEST_CASE("cuda: products of matrices and softmax along any dimension equal the reference") {
+  DUET_NEEDS_CUDA();
+  Mt19937 generator(124);
+  for (const Shape& batch : {Shape{}, Shape{3}, Shape{2, 3}, Shape{0, 2}})
+    for (const OperatorCase& c : product_cases(batch, 7, 5, 9, generator)) check_operator(c, kGpu, generator);
+  for (const OperatorCase& c : product_cases({2}, 3, 0, 2, generator)) check_operator(c, kGpu, generator);
+  for (int d = 0; d < 3; ++d)
+    for (const OperatorCase& c : softmax_cases({3, 4, 5}, d, generator)) check_operator(c, kGpu, generator);
+  for (const Precision precision : kPrecisions) {
+    const WithPrecision set(precision);
+    const OperatorCase c = product_cases({3}, 20, 30, 10, generator)[0];
+    const Variable y = ops::matmul(on_gpu(c.inputs[0]), on_gpu(c.inputs[1]));
+    CAPTURE(name(precision));
+    CHECK(gpu_error(y.value(), c.reference(c.inputs)) < tolerance(precision));
+  }
+}

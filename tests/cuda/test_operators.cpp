@@ -318,6 +318,10 @@ TEST_CASE("cuda: every operator refuses arguments of two devices, and says which
          gpu.pointwise(Pointwise::copy, {2, 2}, {{.tensor = rows}, {}, {}}, {.tensor = rows2});
        }},
       {"sum", [&] { gpu.sum(rows, true, rows2); }},
+      {"matmul",
+       [&] {
+         gpu.matmul(rows, false, rows2, true, on({2, 2}));
+       }},
       {"softmax_forward", [&] { gpu.softmax_forward(rows, rows2); }},
       {"softmax_backward", [&] { gpu.softmax_backward(rows, rows2, rows); }},
       {"smoothed_nll_forward", [&] { gpu.smoothed_nll_forward(rows, labels2, 0.1f, 1, one); }},

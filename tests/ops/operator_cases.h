@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <functional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "lib/autograd/variable.h"
@@ -177,6 +178,136 @@ inline std::vector<OperatorCase> function_cases(const duet::Shape& shape, duet::
       {"leaky_relu", any, [](Inputs x) { return duet::ops::leaky_relu(x[0], 0.25); },
        of([](double v) { return v > 0 ? v : 0.25 * v; })},
   };
+}
+
+/// x summed over the dimensions that are marked, which have size 1 in the result.
+inline Array summed(const Array& x, const std::vector<bool>& over) {
+  duet::Shape shape;
+  for (int d = 0; d < x.shape.rank(); ++d) shape.append(over[static_cast<std::size_t>(d)] ? 1 : x.shape[d]);
+  Array y(shape);
+  for (std::int64_t i = 0; i < x.shape.count(); ++i) {
+    std::int64_t rest = i, at = 0, step = 1;
+    for (int d = x.shape.rank() - 1; d >= 0; rest /= x.shape[d], step *= shape[d], --d)
+      if (!over[static_cast<std::size_t>(d)]) at += rest % x.shape[d] * step;
+    y[at] += x[i];
+  }
+  return y;
+}
+
+inline Array with_shape(Array x, const duet::Shape& shape) {
+  x.shape = shape;
+  return x;
+}
+
+/// The elements of x for which place(i) is not negative, at that place.
+template <class Place>
+Array moved(const Array& x, const duet::Shape& shape, Place place) {
+  Array y(shape);
+  for (std::int64_t i = 0; i < x.shape.count(); ++i) {
+    std::vector<std::int64_t> at;
+    std::int64_t rest = i;
+    for (int d = x.shape.rank() - 1; d >= 0; rest /= x.shape[d], --d) at.insert(at.begin(), rest % x.shape[d]);
+    if (!place(at)) continue;
+    std::int64_t to = 0;
+    for (int d = 0; d < shape.rank(); ++d) to = to * shape[d] + at[static_cast<std::size_t>(d)];
+    y[to] = x[i];
+  }
+  return y;
+}
+
+/// Sums and means over drawn dimensions, other shapes and parts of x, of rank 1 or more.
+inline std::vector<OperatorCase> shape_cases(const duet::Shape& shape, duet::Mt19937& generator) {
+  using Inputs = const std::vector<duet::Variable>&;
+  using Arrays = const std::vector<Array>&;
+  const std::vector<Array> x = {random_array(shape, generator)};
+  const int rank = shape.rank();
+  std::vector<bool> over(static_cast<std::size_t>(rank));
+  std::vector<int> dims;
+  duet::Shape kept;
+  double terms = 1;
+  for (int d = 0; d < rank; ++d) {
+    over[static_cast<std::size_t>(d)] = generator.randint(0, 2) == 0 || (d == rank - 1 && dims.empty());
+    if (over[static_cast<std::size_t>(d)])
+      dims.push_back(d % 2 == 0 ? d : d - rank), terms *= static_cast<double>(shape[d]);
+    if (!over[static_cast<std::size_t>(d)]) kept.append(shape[d]);
+  }
+  const int a = static_cast<int>(generator.randint(0, rank)), b = static_cast<int>(generator.randint(0, rank));
+  const auto ua = static_cast<std::size_t>(a), ub = static_cast<std::size_t>(b);
+  const std::int64_t begin = generator.randint(0, shape[a] + 1), end = generator.randint(begin, shape[a] + 1);
+  std::vector<OperatorCase> cases = {
+      {"sum", x, [=](Inputs v) { return duet::ops::sum(v[0], dims); },
+       [=](Arrays v) { return with_shape(summed(v[0], over), kept); }},
+      {"sum of all", x, [](Inputs v) { return duet::ops::sum(v[0]); },
+       [=](Arrays v) { return with_shape(summed(v[0], std::vector<bool>(over.size(), true)), {}); }},
+      {"reshape", x,
+       [](Inputs v) {
+         return duet::ops::reshape(v[0], {1, v[0].value().count(), 1});
+       },
+       [](Arrays v) {
+         return with_shape(v[0], {1, v[0].shape.count(), 1});
+       }},
+      {"transpose", x, [=](Inputs v) { return duet::ops::transpose(v[0], a, b - rank); },
+       [=](Arrays v) {
+         return moved(v[0], v[0].shape.with(a, v[0].shape[b]).with(b, v[0].shape[a]), [&](auto& at) {
+           std::swap(at[ua], at[ub]);
+           return true;
+         });
+       }},
+      {"slice", x, [=](Inputs v) { return duet::ops::slice(v[0], a - rank, begin, end); },
+       [=](Arrays v) {
+         return moved(v[0], v[0].shape.with(a, end - begin), [&](auto& at) {
+           at[ua] -= begin;
+           return at[ua] >= 0 && at[ua] < end - begin;
+         });
+       }}};
+  if (terms > 0)
+    cases.push_back({"mean", x, [=](Inputs v) { return duet::ops::mean(v[0], dims, true); },
+                     [=](Arrays v) { return map(summed(v[0], over), [&](double s) { return s / terms; }); }});
+  return cases;
+}
+
+/// Products of `batch` matrices, or with one for all of them.
+inline std::vector<OperatorCase> product_cases(const duet::Shape& batch, std::int64_t m, std::int64_t k, std::int64_t p,
+                                               duet::Mt19937& generator) {
+  const auto with_matrix = [&](std::int64_t rows, std::int64_t columns) {
+    duet::Shape shape = batch;
+    shape.append(rows);
+    shape.append(columns);
+    return shape;
+  };
+  const duet::Shape result = with_matrix(m, p);
+  std::vector<OperatorCase> cases;
+  for (const bool one : {false, true}) {
+    const Array a = random_array(with_matrix(m, k), generator),
+                b = random_array(one ? duet::Shape{k, p} : with_matrix(k, p), generator);
+    cases.push_back({one ? "matmul with one" : "matmul",
+                     {a, b},
+                     [](const std::vector<duet::Variable>& x) { return duet::ops::matmul(x[0], x[1]); },
+                     [=](const std::vector<Array>& x) {
+                       Array y(result);
+                       for (std::int64_t i = 0; i < result.count(); ++i)
+                         for (std::int64_t j = 0; j < k; ++j)
+                           y[i] += x[0][i / p * k + j] * x[1][(one ? 0 : i / (m * p) * k * p) + j * p + i % p];
+                       return y;
+                     }});
+  }
+  return cases;
+}
+
+/// softmax and log_softmax along dimension d.
+inline std::vector<OperatorCase> softmax_cases(const duet::Shape& shape, int d, duet::Mt19937& generator) {
+  const std::vector<Array> x = {random_array(shape, generator)};
+  std::vector<bool> over(static_cast<std::size_t>(shape.rank()));
+  over[static_cast<std::size_t>(d)] = true;
+  const auto total = [over](const Array& v) { return summed(map(v, [](double e) { return std::exp(e); }), over); };
+  return {{"softmax", x, [d](const std::vector<duet::Variable>& v) { return duet::ops::softmax(v[0], d); },
+           [total](const std::vector<Array>& v) {
+             return map(v[0], total(v[0]), [](double e, double sum) { return std::exp(e) / sum; });
+           }},
+          {"log_softmax", x, [d](const std::vector<duet::Variable>& v) { return duet::ops::log_softmax(v[0], d); },
+           [total](const std::vector<Array>& v) {
+             return map(v[0], total(v[0]), [](double e, double sum) { return e - std::log(sum); });
+           }}};
 }
 
 }  // namespace duet_test

@@ -87,7 +87,8 @@ TEST_CASE("linear, log_softmax and flatten name what they got") {
               "linear: input [2, 4] and weights [3, 5] disagree about the number of inputs");
   CHECK_ERROR(ops::linear(of({2, 5}), of({3, 5}), of({2})), ShapeError, "linear: bias [2], expected [3]");
   CHECK_ERROR(ops::linear(of({2, 5, 1}), of({3, 5}), Variable()), ShapeError,
-              "linear: got shape [2, 5, 1], expected (N, I)");
+              "linear: input [2, 5, 1] and weights [3, 5] disagree about the number of inputs");
+  CHECK_ERROR(ops::linear(of({5}), of({3, 5}), Variable()), ShapeError, "linear: got shape [5], expected (N, ..., I)");
   CHECK_ERROR(ops::linear(of({2, 5}), elsewhere({3, 5}), Variable()), DeviceError,
               "linear: arguments lie on cpu:0 and cpu:1, expected one device");
   CHECK_ERROR(ops::linear_relu_dropout(of({2, 4}), of({3, 5}), Variable(), {}), ShapeError,

@@ -90,6 +90,7 @@ class CudaBackend final : public Backend {
   void linear_forward(const Tensor& x, const Tensor& w, const Tensor& b, const Tensor& y) override;
   void linear_backward(const Tensor& dy, const Tensor& x, const Tensor& w, const Tensor& dx, const Tensor& dw,
                        const Tensor& db) override;
+  void matmul(const Tensor& a, bool a_transposed, const Tensor& b, bool b_transposed, const Tensor& y) override;
   void linear_relu_dropout_forward(const Tensor& x, const Tensor& w, const Tensor& b, const Tensor& y,
                                    const DropoutKey& dropout) override;
   void linear_relu_dropout_backward(const Tensor& dy, const Tensor& y, const Tensor& x, const Tensor& w,
