@@ -32,7 +32,11 @@ DUET_HOST_DEVICE inline auto pool_wins(const T& next, const T& best) {
 /// Whether relu stops a value, and the gradient behind it; a NaN stays a NaN and passes its gradient on, as in PyTorch.
 DUET_HOST_DEVICE inline bool relu_stops(float value) { return value <= 0; }
 
-// --- Functions of elements; sources of the formulas: aten/src/ATen/native/cpu/BinaryOpsKernel.cpp, Activation.cpp ---
+// --- Functions of elements; sources of the formulas: Activation.cpp, Loss.cpp and cpu/BinaryOpsKernel.cpp in
+// aten/src/ATen/native ---
+
+/// A NaN stays one.
+DUET_HOST_DEVICE inline float at_least(float x, float least) { return x < least ? least : x; }
 
 DUET_HOST_DEVICE inline float pointwise(Pointwise f, float a, float b, float c) {
   constexpr float kRootOfHalf = 0.70710678118654752f, kDensity = 0.39894228040143268f;  // 1 / sqrt(2 pi)
@@ -56,6 +60,12 @@ DUET_HOST_DEVICE inline float pointwise(Pointwise f, float a, float b, float c) 
       return c * (0.5f * (1 + erff(a * kRootOfHalf)) + a * (kDensity * expf(-0.5f * a * a)));
     case Pointwise::leaky_relu: return a > 0 ? a : a * b;
     case Pointwise::leaky_relu_gradient: return a > 0 ? c : c * b;
+    case Pointwise::absolute_error: return fabsf(a - b);
+    case Pointwise::absolute_error_gradient: return a - b > 0 ? c : a - b < 0 ? -c : 0 * c;
+    case Pointwise::cross_entropy: return (b - 1) * at_least(log1pf(-a), -100) - b * at_least(logf(a), -100);
+    case Pointwise::cross_entropy_gradient: return c * (a - b) / at_least((1 - a) * a, 1e-12f);
+    case Pointwise::logit_cross_entropy: return (1 - b) * a - ((a < 0 ? a : 0) - log1pf(expf(-fabsf(a))));
+    case Pointwise::logit_cross_entropy_gradient: return c * (1 / (1 + expf(-a)) - b);
   }
   return a;
 }

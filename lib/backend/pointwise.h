@@ -26,8 +26,15 @@ enum class Pointwise : int {
   gelu_gradient,        // a: the argument
   leaky_relu,           // a if it is positive, else a * b
   leaky_relu_gradient,  // a: the argument, b: the slope
+  // Losses, by a: the prediction and b: the target.
+  absolute_error,
+  absolute_error_gradient,
+  cross_entropy,  // of probabilities of one class
+  cross_entropy_gradient,
+  logit_cross_entropy,  // of logits of one class
+  logit_cross_entropy_gradient,
 };
-inline constexpr int kPointwiseFunctions = static_cast<int>(Pointwise::leaky_relu_gradient) + 1;
+inline constexpr int kPointwiseFunctions = static_cast<int>(Pointwise::logit_cross_entropy_gradient) + 1;
 
 /// Nested loops, the first outermost, over several tensors: by how many elements each goes on in which loop.
 struct Walk {

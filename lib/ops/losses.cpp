@@ -73,6 +73,38 @@ struct MseLossGradient {
   float factor = 0;
 };
 
+/// A loss that is the mean of a function of each element and its target.
+struct ElementLoss {
+  const char* name;
+  Pointwise gradient;
+};
+constexpr ElementLoss loss_of(Pointwise f) {
+  switch (f) {
+    case Pointwise::absolute_error: return {"l1_loss", Pointwise::absolute_error_gradient};
+    case Pointwise::cross_entropy: return {"binary_cross_entropy", Pointwise::cross_entropy_gradient};
+    case Pointwise::logit_cross_entropy:
+      return {"binary_cross_entropy_with_logits", Pointwise::logit_cross_entropy_gradient};
+    default: return {"batch_mean", Pointwise::copy};
+  }
+}
+
+template <Pointwise kFunction>
+struct ElementLossGradient {
+  static constexpr const char* kName = loss_of(kFunction).name;
+  void backward(const Gradients& g) const {
+    const Tensor weight = g.outputs[0].clone();
+    backend(weight).scale(weight, factor);
+    const Tensor& dx = g.place(0, shape, weight.device());
+    const Strided each = broadcast(weight, shape), input = kFunction == Pointwise::copy ? each : broadcast(x, shape);
+    backend(dx).pointwise(loss_of(kFunction).gradient, shape, {input, broadcast(target, shape), each},
+                          broadcast(dx, shape));
+  }
+  auto saved() const { return std::tie(x, target); }
+  SavedTensor x, target;  // undefined for a mean
+  Shape shape;
+  float factor = 0;
+};
+
 struct MeanOfShardsNode final : Node {
   const char* name() const override { return "mean_of_shards"; }
   /// Shards without rows get a gradient too: their layers may take part in sums over the batch.
@@ -153,21 +185,75 @@ std::int64_t count_in_top(const Variable& x, const Tensor& labels, std::int64_t 
   return backend(x.value()).count_in_top(x.value(), labels, k);
 }
 
-Variable mse_loss(const Variable& input, const Tensor& target) {
-  require_floats("mse_loss", input);
-  require_floats("mse_loss", Variable(target));
-  const Variable x = to_plain(input);
-  require<ShapeError>(target.layout() == Layout::plain, "mse_loss: target in layout ", name(target.layout()),
+namespace {
+
+/// Checks the arguments of a loss of elements; gives the prediction in the plain layout.
+Variable prediction(const char* op, const Variable& input, const Tensor& target) {
+  require_floats(op, input);
+  require_floats(op, Variable(target));
+  require<ShapeError>(target.layout() == Layout::plain, op, ": target in layout ", name(target.layout()),
                       ", expected plain");
-  require<ShapeError>(x.shape() == target.shape() && x.shape().rank() >= 1, "mse_loss: input ", x.shape(),
-                      " and target ", target.shape(), " differ");
-  require<DeviceError>(target.device() == x.device(), "mse_loss: input on ", x.device(), ", target on ",
-                       target.device());
+  const Variable x = to_plain(input);
+  require<ShapeError>(x.shape() == target.shape() && x.shape().rank() >= 1, op, ": input ", x.shape(), " and target ",
+                      target.shape(), " differ");
+  require<DeviceError>(target.device() == x.device(), op, ": input on ", x.device(), ", target on ", target.device());
+  return x;
+}
+
+/// The mean of f of all elements; without a target f is copy.
+template <Pointwise kFunction>
+Variable element_loss(const Variable& x, const Tensor& target) {
+  const Shape& shape = x.shape();
+  const Factors factors(x.value(), target.defined() ? target : x.value(), shape.count_from(1));
+  Tensor each = x.value();
+  if (kFunction != Pointwise::copy) {
+    each = empty(shape, DType::f32, x.device());
+    backend(each).pointwise(kFunction, shape, {broadcast(x.value(), shape), broadcast(target, shape), {}},
+                            broadcast(each, shape));
+    each.set_stamp(x.value().stamp().stamped() ? x.value().stamp() : target.stamp());
+  }
+  const Tensor loss = empty({}, DType::f32, x.device());
+  Shape one;
+  for (int d = 0; d < shape.rank(); ++d) one.append(1);
+  backend(loss).sum(each, true, loss.reshape(one));
+  backend(loss).scale(loss, factors.value);
+  const auto gradient = [&] {
+    ElementLossGradient<kFunction> kept{{}, {}, shape, factors.gradient};
+    if (target.defined()) kept.x = SavedTensor(x, "input"), kept.target = SavedTensor(target, "target");
+    return kept;
+  };
+  return record(loss, {&x}, gradient, factors.normaliser);
+}
+
+template <Pointwise kFunction>
+Variable checked_loss(const Variable& x, const Tensor& target) {
+  return element_loss<kFunction>(prediction(loss_of(kFunction).name, x, target), target);
+}
+
+}  // namespace
+
+Variable mse_loss(const Variable& input, const Tensor& target) {
+  const Variable x = prediction("mse_loss", input, target);
   const Factors factors(x.value(), target, x.shape().count_from(1));
   const Tensor loss = empty({}, DType::f32, x.device());
   backend(loss).mse_loss_forward(x.value(), target, factors.value, loss);
   const auto gradient = [&] { return MseLossGradient{{x, "input"}, {target, "target"}, factors.gradient}; };
   return record(loss, {&x}, gradient, factors.normaliser);
+}
+
+Variable l1_loss(const Variable& x, const Tensor& target) { return checked_loss<Pointwise::absolute_error>(x, target); }
+Variable binary_cross_entropy(const Variable& x, const Tensor& target) {
+  return checked_loss<Pointwise::cross_entropy>(x, target);
+}
+Variable binary_cross_entropy_with_logits(const Variable& x, const Tensor& target) {
+  return checked_loss<Pointwise::logit_cross_entropy>(x, target);
+}
+
+Variable batch_mean(const Variable& input) {
+  require_floats("batch_mean", input);
+  const Variable x = to_plain(input);
+  require<ShapeError>(x.shape().rank() >= 1, "batch_mean: got a scalar, expected (N, ...)");
+  return element_loss<Pointwise::copy>(x, {});
 }
 
 Variable mean_of_shards(std::span<const Variable> losses, std::span<const std::int64_t> rows, const Rows& batch,

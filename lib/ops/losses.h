@@ -28,6 +28,23 @@ Variable cross_entropy(const Variable& x, const Tensor& labels, double label_smo
 /// Mean of (x - target)^2 over all elements: (N, ...) both -> scalar.
 Variable mse_loss(const Variable& x, const Tensor& target);
 
+/// Mean of |x - target| over all elements: (N, ...) both -> scalar. Its slope is 0 where they are equal.
+Variable l1_loss(const Variable& x, const Tensor& target);
+
+/// Mean over all elements of -(target log(x) + (1 - target) log(1 - x)), logarithms at least -100, as in PyTorch: x
+/// (N, ...) probabilities of a class, target of x's shape, its probability -> scalar. NaN for an x outside [0, 1],
+/// where PyTorch throws.
+Variable binary_cross_entropy(const Variable& x, const Tensor& target);
+/// binary_cross_entropy of sigmoid(x), for logits of any size.
+Variable binary_cross_entropy_with_logits(const Variable& x, const Tensor& target);
+
+/// The mean of all elements of x (N, ...), as the end of a loss of one's own: unlike mean() it divides its gradient by
+/// the rows of the global batch, so that bits are equal on 1, 2, 4 and 8 devices. It is no operator for the middle of a
+/// network, where a loss behind it would divide a second time.
+///   const Variable error = prediction - target;
+///   const Variable loss = ops::batch_mean(error * error);
+Variable batch_mean(const Variable& x);
+
 /// Number of rows of x (N, C) whose entry at labels (N) i64 is among the k largest of the row, 1 <= k <= C: the
 /// numerator of top-k accuracy. Of equal entries the one with the lower class comes first, while
 /// torch.topk leaves that open; a NaN is larger than any number, as there. A label outside [0, C) is in no top. The

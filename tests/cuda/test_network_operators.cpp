@@ -199,3 +199,10 @@ TEST_CASE("cuda: products of matrices and softmax along any dimension equal the 
     CHECK(gpu_error(y.value(), c.reference(c.inputs)) < tolerance(precision));
   }
 }
+
+TEST_CASE("cuda: losses of elements equal the reference") {
+  DUET_NEEDS_CUDA();
+  Mt19937 generator(125);
+  for (const Shape& shape : {Shape{1}, Shape{40, 70}, Shape{3, 2, 5}})
+    for (const OperatorCase& c : loss_cases(shape, generator)) check_operator(c, kGpu, generator);
+}

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "lib/autograd/variable.h"
+#include "lib/ops/losses.h"
 #include "lib/ops/ops.h"
 #include "lib/random.h"
 #include "tests/ops/check.h"
@@ -178,6 +179,32 @@ inline std::vector<OperatorCase> function_cases(const duet::Shape& shape, duet::
       {"leaky_relu", any, [](Inputs x) { return duet::ops::leaky_relu(x[0], 0.25); },
        of([](double v) { return v > 0 ? v : 0.25 * v; })},
   };
+}
+
+/// Losses of elements, and the mean that ends a loss of one's own.
+inline std::vector<OperatorCase> loss_cases(const duet::Shape& shape, duet::Mt19937& generator) {
+  using Inputs = const std::vector<duet::Variable>&;
+  const std::vector<Array> any = {random_array(shape, generator)};
+  const std::vector<Array> probability = {map(any[0], [](double v) { return 0.5 + 0.45 * v; })};
+  const Array target = map(random_array(shape, generator),
+                           [](double v) { return static_cast<double>(static_cast<float>(v / 2 + 0.5)); });
+  const auto loss = [target](auto f) {
+    return [target, f](Inputs x) { return f(x[0], to_tensor(target).to(x[0].device())); };
+  };
+  const auto mean = [target](double (*f)(double, double)) {
+    return [target, f](const std::vector<Array>& x) {
+      Array y{duet::Shape{}};
+      for (const double v : map(x[0], target, f).values) y[0] += v / static_cast<double>(target.values.size());
+      return y;
+    };
+  };
+  return {{"l1_loss", any, loss(duet::ops::l1_loss), mean([](double x, double t) { return std::abs(x - t); })},
+          {"binary_cross_entropy", probability, loss(duet::ops::binary_cross_entropy),
+           mean([](double x, double t) { return -t * std::log(x) - (1 - t) * std::log(1 - x); })},
+          {"binary_cross_entropy_with_logits", any, loss(duet::ops::binary_cross_entropy_with_logits),
+           mean([](double x, double t) { return (1 - t) * x + std::log(1 + std::exp(-x)); })},
+          {"batch_mean", any, [](Inputs x) { return duet::ops::batch_mean(x[0] * x[0]); },
+           mean([](double x, double) { return x * x; })}};
 }
 
 /// x summed over the dimensions that are marked, which have size 1 in the result.

@@ -37,6 +37,12 @@ double value_of(Pointwise f, double a, double b, double c) {
       return c * (0.5 * (1 + std::erf(a * kRootOfHalf)) + a * 0.39894228040143267794 * std::exp(-0.5 * a * a));
     case Pointwise::leaky_relu: return a > 0 ? a : a * b;
     case Pointwise::leaky_relu_gradient: return a > 0 ? c : c * b;
+    case Pointwise::absolute_error: return std::fabs(a - b);
+    case Pointwise::absolute_error_gradient: return a > b ? c : a < b ? -c : 0;
+    case Pointwise::cross_entropy: return (b - 1) * std::log1p(-a) - b * std::log(a);
+    case Pointwise::cross_entropy_gradient: return c * (a - b) / ((1 - a) * a);
+    case Pointwise::logit_cross_entropy: return (1 - b) * a + std::log1p(std::exp(-a));
+    case Pointwise::logit_cross_entropy_gradient: return c * (1 / (1 + std::exp(-a)) - b);
   }
   return 0;
 }
@@ -53,7 +59,8 @@ void function_case(Pointwise f, std::int64_t n, int offset, bool numbers) {
   const std::size_t count = size_of(n);
   const bool wild = f <= Pointwise::mul;
   const auto input = [&](const char* name) {
-    return wild ? c.odd(name, count, offset) : c.uniform(name, count, 0.05, 3, offset);
+    return wild ? c.odd(name, count, offset)
+                : c.uniform(name, count, 0.05, f < Pointwise::absolute_error ? 3 : 0.95, offset);
   };
   const Floats a = input("a"), b = numbers ? Floats() : input("b"), g = numbers ? Floats() : input("c");
   const Floats y = c.output("y", count, offset);

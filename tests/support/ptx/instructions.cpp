@@ -224,6 +224,14 @@ void fma_down(Thread& t, const Instruction& i) {
   set<float>(t, i.to[0], result);
 }
 
+void add_towards_zero(Thread& t, const Instruction& i) {
+  const volatile float a = get<float>(t, i.from[0]), b = get<float>(t, i.from[1]);  // as above
+  std::fesetround(FE_TOWARDZERO);
+  const volatile float result = a + b;
+  std::fesetround(FE_TONEAREST);
+  set<float>(t, i.to[0], result);
+}
+
 float flushed(float x) { return std::fpclassify(x) == FP_SUBNORMAL ? std::copysign(0.0f, x) : x; }
 
 /// Rounds `exact` and moves it at random by up to Options::approximate_ulps units in the last place.
@@ -343,6 +351,7 @@ void add_floats(Table& table) {
     add(table, "mov", types, &unary<kMove, T>);
   });
   table["fma.rm.f32"] = &fma_down;
+  table["add.rz.f32"] = &add_towards_zero;
   table["ex2.approx.ftz.f32"] = &exp2_approximate;
   table["lg2.approx.ftz.f32"] = &log2_approximate;
   table["rcp.approx.ftz.f32"] = &reciprocal_approximate;
