@@ -51,6 +51,8 @@ DUET_HOST_DEVICE inline float pointwise(Pointwise f, float a, float b, float c) 
     case Pointwise::exp_gradient: return c * a;
     case Pointwise::log: return logf(a);
     case Pointwise::log_gradient: return c / a;
+    case Pointwise::sqrt: return sqrtf(a);
+    case Pointwise::sqrt_gradient: return c / (2 * a);
     case Pointwise::sigmoid: return 1 / (1 + expf(-a));
     case Pointwise::sigmoid_gradient: return c * (1 - a) * a;
     case Pointwise::tanh: return tanhf(a);

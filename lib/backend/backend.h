@@ -315,6 +315,12 @@ class Backend {
   /// y = the sum of x, plain, over the dimensions of which y has size 1; y has as many dimensions, 1 or more. With
   /// `over_rows` dimension 0 is one of them, by Note [Sums over samples], else it is none.
   virtual void sum(const Tensor& x, bool over_rows, const Tensor& y) = 0;
+  /// y[i] = row indices[i] of the table: table (V, C), indices i64 (N, ...), y (N, ..., C). An index outside [0, V)
+  /// throws ShapeError on CPU, and on CUDA makes a row of NaN.
+  virtual void gather_rows(const Tensor& table, const Tensor& indices, const Tensor& y) = 0;
+  /// dtable = for each row the sum of dy at its indices, by Note [Sums over samples] with the stamp of dy. Indices
+  /// outside [0, V) are left out.
+  virtual void sum_gathered_rows(const Tensor& dy, const Tensor& indices, const Tensor& dtable) = 0;
   virtual void scale(const Tensor& x, float factor) = 0;
   virtual void fill(const Tensor& x, float value) = 0;
   /// Adds 1 to an i64 scalar.

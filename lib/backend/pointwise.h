@@ -18,6 +18,8 @@ enum class Pointwise : int {
   exp_gradient,         // a: the result
   log,                  // log(a)
   log_gradient,         // a: the argument
+  sqrt,                 // sqrt(a)
+  sqrt_gradient,        // a: the result
   sigmoid,              // 1 / (1 + exp(-a))
   sigmoid_gradient,     // a: the result
   tanh,                 // tanh(a)

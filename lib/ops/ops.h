@@ -44,6 +44,7 @@ Variable div(const Operand& a, const Operand& b);
 Variable exp(const Variable& x);
 /// The natural logarithm.
 Variable log(const Variable& x);
+Variable sqrt(const Variable& x);
 /// 1 / (1 + exp(-x)).
 Variable sigmoid(const Variable& x);
 Variable tanh(const Variable& x);
@@ -129,6 +130,12 @@ Variable log_softmax(const Variable& x, int dimension = 1);
 Variable conv2d(const Variable& x, const Variable& w, const Variable& b, const Window2d& window,
                 std::int64_t groups = 1);
 
+/// The gradient of conv2d's input, as torch.nn.functional.conv_transpose2d: x (N, C, H, W), w (C, K / groups, R, S), b
+/// (K) or undefined -> (N, K, P, Q), P = (H - 1) * stride - 2 * padding + R + output_padding, and Q likewise;
+/// output_padding is less than the strides. Throws ShapeError naming both shapes.
+Variable conv_transpose2d(const Variable& x, const Variable& w, const Variable& b, const Window2d& window,
+                          std::int64_t output_padding = 0, std::int64_t groups = 1);
+
 /// x (N, C, H, W) -> (N, C, P, Q); sizes are floored (7 -> 3). Ties send the gradient to the first maximum in row-major
 /// order. Windows of at most 254 pixels, padding of at most half the kernel.
 Variable max_pool2d(const Variable& x, const Window2d& window);
@@ -150,6 +157,22 @@ Variable adaptive_avg_pool2d(const Variable& x, std::int64_t height, std::int64_
 /// same values and gradients as by add() and relu(), on CPU to the last bit, with less memory traffic.
 Variable batch_norm2d(const Variable& x, const Variable& weight, const Variable& bias, const Tensor& running_mean,
                       const Tensor& running_var, const BatchNorm2dOptions& options, const Variable& residual = {});
+
+/// Rows of a table (V, C) by indices i64 (N, ...) -> (N, ..., C), which have the stamp of the batch. The gradient of a
+/// row is summed as those of all parameters. An index outside [0, V) throws ShapeError on CPU, and makes NaN on CUDA,
+/// where backward looks at all indices for each row of the table: V * N * ... is its cost.
+Variable embedding(const Variable& table, const Tensor& indices);
+
+/// (x - mean) / sqrt(variance + eps) * weight + bias over the last dimensions, of this shape, which are not all of x;
+/// weight and bias, of this shape, may be undefined. As torch.nn.functional.layer_norm; of the operators above.
+Variable layer_norm(const Variable& x, const Shape& normalised, const Variable& weight, const Variable& bias,
+                    double eps = 1e-5);
+
+/// softmax(query key^T / sqrt(D)) value: query (N, ..., T, D), key (N, ..., S, D), value (N, ..., S, E) ->
+/// (N, ..., T, E). With `causal` query i sees keys 0 to i. As torch.nn.functional.scaled_dot_product_attention; of the
+/// operators above.
+Variable scaled_dot_product_attention(const Variable& query, const Variable& key, const Variable& value,
+                                      bool causal = false);
 
 // Fused operators: nn::chain() runs neighbouring layers by them.
 

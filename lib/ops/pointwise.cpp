@@ -20,6 +20,7 @@ constexpr Unary unary_of(Pointwise f) {
   switch (f) {
     case Pointwise::exp: return {"exp", Pointwise::exp_gradient, true};
     case Pointwise::log: return {"log", Pointwise::log_gradient, false};
+    case Pointwise::sqrt: return {"sqrt", Pointwise::sqrt_gradient, true};
     case Pointwise::sigmoid: return {"sigmoid", Pointwise::sigmoid_gradient, true};
     case Pointwise::tanh: return {"tanh", Pointwise::tanh_gradient, true};
     case Pointwise::gelu: return {"gelu", Pointwise::gelu_gradient, false};
@@ -192,6 +193,7 @@ Variable div(const Operand& a, const Operand& b) { return binary<Pointwise::div>
 
 Variable exp(const Variable& x) { return unary<Pointwise::exp>(x); }
 Variable log(const Variable& x) { return unary<Pointwise::log>(x); }
+Variable sqrt(const Variable& x) { return unary<Pointwise::sqrt>(x); }
 Variable sigmoid(const Variable& x) { return unary<Pointwise::sigmoid>(x); }
 Variable tanh(const Variable& x) { return unary<Pointwise::tanh>(x); }
 Variable gelu(const Variable& x) { return unary<Pointwise::gelu>(x); }

@@ -206,3 +206,13 @@ TEST_CASE("cuda: losses of elements equal the reference") {
   for (const Shape& shape : {Shape{1}, Shape{40, 70}, Shape{3, 2, 5}})
     for (const OperatorCase& c : loss_cases(shape, generator)) check_operator(c, kGpu, generator);
 }
+
+TEST_CASE("cuda: transposed convolutions, embedding, layer_norm and attention equal the reference") {
+  DUET_NEEDS_CUDA();
+  Mt19937 generator(126);
+  for (const OperatorCase& c : conv_transpose_cases(generator)) check_operator(c, kGpu, generator);
+  for (const OperatorCase& c : sequence_cases(generator)) check_operator(c, kGpu, generator);
+  const Variable rows = ops::embedding(gpu_leaf(random_array({4, 3}, generator)), on_gpu(label_tensor({3, 4, -1})));
+  const Array values = as_array(rows.value());
+  for (std::int64_t i = 0; i < 9; ++i) CHECK(std::isnan(values[i]) == (i >= 3));
+}

@@ -170,6 +170,7 @@ inline std::vector<OperatorCase> function_cases(const duet::Shape& shape, duet::
   const auto of = [](double (*f)(double)) { return [f](const std::vector<Array>& x) { return map(x[0], f); }; };
   return {
       {"exp", any, [](Inputs x) { return duet::ops::exp(x[0]); }, of([](double v) { return std::exp(v); })},
+      {"sqrt", positive, [](Inputs x) { return duet::ops::sqrt(x[0]); }, of([](double v) { return std::sqrt(v); })},
       {"log", positive, [](Inputs x) { return duet::ops::log(x[0]); }, of([](double v) { return std::log(v); })},
       {"sigmoid", any, [](Inputs x) { return duet::ops::sigmoid(x[0]); },
        of([](double v) { return 1 / (1 + std::exp(-v)); })},
@@ -335,6 +336,141 @@ inline std::vector<OperatorCase> softmax_cases(const duet::Shape& shape, int d, 
            [total](const std::vector<Array>& v) {
              return map(v[0], total(v[0]), [](double e, double sum) { return e - std::log(sum); });
            }}};
+}
+
+/// Rows of a table of `rows` by indices of this shape.
+inline OperatorCase embedding_case(const duet::Shape& shape, std::int64_t rows, std::int64_t columns,
+                                   duet::Mt19937& generator) {
+  std::vector<std::int64_t> indices = random_labels(shape.count(), rows, generator);
+  duet::Shape result = shape;
+  result.append(columns);
+  return {"embedding",
+          {random_array({rows, columns}, generator)},
+          [=](const std::vector<duet::Variable>& x) {
+            return duet::ops::embedding(x[0], duet::from_values(shape, indices).to(x[0].device()));
+          },
+          [=](const std::vector<Array>& x) {
+            Array y(result);
+            for (std::int64_t i = 0; i < result.count(); ++i)
+              y[i] = x[0][indices[static_cast<std::size_t>(i / columns)] * columns + i % columns];
+            return y;
+          }};
+}
+
+struct TransposedConv {
+  duet::Shape x;
+  std::int64_t out;  // channels of a group
+  duet::Window2d window;
+  std::int64_t output_padding, groups;
+};
+
+inline OperatorCase conv_transpose_case(const TransposedConv& c, duet::Mt19937& generator) {
+  const duet::Window2d& window = c.window;
+  const duet::Shape w = {c.x[1], c.out, window.kernel_h, window.kernel_w};
+  const auto size = [&](std::int64_t in, std::int64_t stride, std::int64_t pad, std::int64_t kernel) {
+    return (in - 1) * stride - 2 * pad + kernel + c.output_padding;
+  };
+  const duet::Shape y = {c.x[0], c.out * c.groups, size(c.x[2], window.stride_h, window.pad_h, window.kernel_h),
+                         size(c.x[3], window.stride_w, window.pad_w, window.kernel_w)};
+  return {"conv_transpose2d",
+          {random_array(c.x, generator), random_array(w, generator), random_array({y[1]}, generator)},
+          [=](const std::vector<duet::Variable>& v) {
+            return duet::ops::conv_transpose2d(v[0], v[1], v[2], c.window, c.output_padding, c.groups);
+          },
+          [=](const std::vector<Array>& v) {
+            Array result(y);
+            for (std::int64_t i = 0; i < y.count(); ++i) result[i] = v[2][i / (y[2] * y[3]) % y[1]];
+            const std::int64_t of_group = c.x[1] / c.groups;
+            for (std::int64_t i = 0; i < c.x.count() * c.out; ++i) {  // each element of x, for each output
+              const std::int64_t k = i % c.out, at = i / c.out, column = at % c.x[3], row = at / c.x[3] % c.x[2],
+                                 in = at / (c.x[3] * c.x[2]) % c.x[1], n = at / c.x.count_from(1);
+              for (std::int64_t r = 0; r < w[2]; ++r)
+                for (std::int64_t s = 0; s < w[3]; ++s) {
+                  const std::int64_t p = row * c.window.stride_h - c.window.pad_h + r,
+                                     q = column * c.window.stride_w - c.window.pad_w + s;
+                  if (p < 0 || p >= y[2] || q < 0 || q >= y[3]) continue;
+                  result.at(n, in / of_group * c.out + k, p, q) += v[0][at] * v[1].at(in, k, r, s);
+                }
+            }
+            return result;
+          }};
+}
+
+inline std::vector<OperatorCase> conv_transpose_cases(duet::Mt19937& generator) {
+  std::vector<OperatorCase> cases;
+  for (const TransposedConv& c : {TransposedConv{{2, 3, 4, 3}, 2, {3, 2, 1, 1, 0, 0}, 0, 1},
+                                  TransposedConv{{1, 4, 3, 3}, 3, {4, 4, 2, 2, 1, 1}, 0, 1},
+                                  TransposedConv{{2, 4, 3, 2}, 2, {3, 3, 2, 2, 1, 1}, 1, 2},
+                                  TransposedConv{{1, 16, 3, 3}, 16, {2, 2, 2, 2, 0, 0}, 0, 1},
+                                  TransposedConv{{2, 16, 2, 2}, 1, {3, 3, 2, 2, 1, 1}, 1, 1},
+                                  TransposedConv{{2, 8, 2, 3}, 8, {3, 3, 3, 2, 0, 1}, 1, 1}})
+    cases.push_back(conv_transpose_case(c, generator));
+  return cases;
+}
+
+/// layer_norm of (outer, inner) numbers, where inner is the product of `normalised`.
+inline OperatorCase layer_norm_case(const duet::Shape& x, const duet::Shape& normalised, duet::Mt19937& generator) {
+  return {
+      "layer_norm",
+      {random_array(x, generator), random_array(normalised, generator), random_array(normalised, generator)},
+      [=](const std::vector<duet::Variable>& v) { return duet::ops::layer_norm(v[0], normalised, v[1], v[2], 1e-3); },
+      [=](const std::vector<Array>& v) {
+        Array y(x);
+        const std::int64_t inner = normalised.count();
+        for (std::int64_t begin = 0; begin < x.count(); begin += inner) {
+          double mean = 0, variance = 0;
+          for (std::int64_t i = 0; i < inner; ++i) mean += v[0][begin + i] / static_cast<double>(inner);
+          for (std::int64_t i = 0; i < inner; ++i)
+            variance += (v[0][begin + i] - mean) * (v[0][begin + i] - mean) / static_cast<double>(inner);
+          for (std::int64_t i = 0; i < inner; ++i)
+            y[begin + i] = (v[0][begin + i] - mean) / std::sqrt(variance + 1e-3) * v[1][i] + v[2][i];
+        }
+        return y;
+      }};
+}
+
+/// Attention of `heads` pairs of (t, d) queries and (s, d) keys, (s, e) values.
+inline OperatorCase attention_case(std::int64_t t, std::int64_t s, std::int64_t d, std::int64_t e, bool causal,
+                                   duet::Mt19937& generator) {
+  constexpr std::int64_t kHeads = 4;
+  return {causal ? "causal attention" : "attention",
+          {random_array({2, 2, t, d}, generator), random_array({2, 2, s, d}, generator),
+           random_array({2, 2, s, e}, generator)},
+          [=](const std::vector<duet::Variable>& v) {
+            return duet::ops::scaled_dot_product_attention(v[0], v[1], v[2], causal);
+          },
+          [=](const std::vector<Array>& v) {
+            Array y({2, 2, t, e});
+            for (std::int64_t head = 0; head < kHeads; ++head)
+              for (std::int64_t i = 0; i < t; ++i) {
+                const std::int64_t seen = causal ? std::min(s, i + 1) : s;
+                std::vector<double> weights;
+                double total = 0;
+                for (std::int64_t j = 0; j < seen; ++j) {
+                  double score = 0;
+                  for (std::int64_t k = 0; k < d; ++k)
+                    score += v[0][(head * t + i) * d + k] * v[1][(head * s + j) * d + k];
+                  total += weights.emplace_back(std::exp(score / std::sqrt(static_cast<double>(d))));
+                }
+                for (std::int64_t j = 0; j < seen; ++j)
+                  for (std::int64_t k = 0; k < e; ++k)
+                    y[(head * t + i) * e + k] +=
+                        weights[static_cast<std::size_t>(j)] / total * v[2][(head * s + j) * e + k];
+              }
+            return y;
+          }};
+}
+
+inline std::vector<OperatorCase> sequence_cases(duet::Mt19937& generator) {
+  return {embedding_case({3, 4}, 5, 7, generator),
+          embedding_case({9}, 3, 300, generator),
+          embedding_case({0, 4}, 5, 2, generator),
+          layer_norm_case({3, 4, 10}, {10}, generator),
+          layer_norm_case({2, 3, 2, 5}, {3, 2, 5}, generator),
+          layer_norm_case({40, 30}, {30}, generator),
+          attention_case(5, 7, 4, 3, false, generator),
+          attention_case(6, 6, 8, 5, true, generator),
+          attention_case(3, 5, 2, 2, true, generator)};
 }
 
 }  // namespace duet_test

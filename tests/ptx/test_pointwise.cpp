@@ -28,6 +28,8 @@ double value_of(Pointwise f, double a, double b, double c) {
     case Pointwise::exp_gradient: return c * a;
     case Pointwise::log: return std::log(a);
     case Pointwise::log_gradient: return c / a;
+    case Pointwise::sqrt: return std::sqrt(a);
+    case Pointwise::sqrt_gradient: return c / (2 * a);
     case Pointwise::sigmoid: return 1 / (1 + std::exp(-a));
     case Pointwise::sigmoid_gradient: return c * (1 - a) * a;
     case Pointwise::tanh: return std::tanh(a);
@@ -109,9 +111,37 @@ void sum_case(std::int64_t kept, std::int64_t terms, std::int64_t inner) {
     }
 }
 
+/// Rows of a table by indices, two of which lie outside it, and the sum of rows by their indices.
+void rows_case(std::int64_t rows, std::int64_t count, int columns) {
+  const auto place = [&](Case& c) {
+    return c.input<std::int64_t>("indices", size_of(count), 0, [&](std::size_t i) {
+      return i == 1 ? -1 : i == 2 ? rows : static_cast<std::int64_t>(c.below(static_cast<std::uint64_t>(rows)));
+    });
+  };
+  const std::size_t width = size_of(columns), size = size_of(count) * width;
+  Case gather("gather_rows", {rows, count, columns});
+  const auto from = place(gather);
+  const Floats table = gather.normal("table", size_of(rows) * width, 1), y = gather.output("y", size);
+  gather.run([&] { kernels::gather_rows(table.data(), rows, from.data(), count, columns, y.data(), nullptr); });
+  for (std::size_t i = 0; i < size; ++i) {
+    const bool inside = i / width != 1 && i / width != 2;
+    gather.expect("y", i, y[i], inside ? double{table.first(size_of(from.first(i / width)) * width + i % width)} : NAN,
+                  0);
+  }
+  Case sums("sum_gathered_rows", {rows, count, columns});
+  const auto to = place(sums);
+  const Floats dy = sums.normal("dy", size, 1), dtable = sums.output("dtable", size_of(rows) * width);
+  sums.run([&] { kernels::sum_gathered_rows(dy.data(), to.data(), count, dtable.data(), rows, columns, nullptr); });
+  std::vector<Expected> expected(size_of(rows) * width);
+  for (std::size_t i = 0; i < size; ++i)
+    if (i / width != 1 && i / width != 2) expected[size_of(to.first(i / width)) * width + i % width].add(dy.first(i));
+  for (std::size_t i = 0; i < expected.size(); ++i)
+    sums.expect("dtable", i, dtable[i], expected[i], static_cast<double>(count));
+}
+
 }  // namespace
 
-TEST_CASE("ptx: functions of elements") {
+TEST_CASE("ptx: functions of elements, sums over dimensions and rows of tables") {
   for (int f = 0; f < duet::kPointwiseFunctions; ++f)
     for (const std::int64_t n : {1, 257, 1000})
       for (const bool numbers : {false, true}) function_case(static_cast<Pointwise>(f), n, n == 257 ? 1 : 0, numbers);
@@ -121,5 +151,8 @@ TEST_CASE("ptx: functions of elements") {
     sum_case(3, terms, 5);
     sum_case(300, terms, 1);
   }
+  rows_case(5, 40, 3);
+  rows_case(1, 3, 130);
+  rows_case(300, 7, 1);
   check_all_launched("pointwise");
 }

@@ -1,13 +1,15 @@
-// Functions of elements and sums over dimensions, for tensors of any strides.
+// Functions of elements and sums over dimensions, for tensors of any strides; rows of tables.
 #include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
 #include <utility>
+#include <vector>
 
 #include "lib/backend/arithmetic.h"
 #include "lib/backend/cpu/cpu_backend.h"
 #include "lib/backend/cpu/cpu_device.h"
+#include "lib/error.h"
 
 namespace duet::cpu {
 namespace {
@@ -147,6 +149,43 @@ void CpuBackend::sum(const Tensor& x, bool over_rows, const Tensor& y) {
   } else if (columns == row_count) {
     std::copy_n(x.data<float>(), x.count(), y.data<float>());
   }
+}
+
+void CpuBackend::gather_rows(const Tensor& table, const Tensor& indices, const Tensor& y) {
+  const std::int64_t rows = table.size(0), columns = table.size(1);
+  const std::int64_t* const index = indices.data<std::int64_t>();
+  for (std::int64_t i = 0; i < indices.count(); ++i) {
+    require<ShapeError>(index[i] >= 0 && index[i] < rows, "embedding: index ", index[i], " of a table of ", rows,
+                        " rows, expected 0 to ", rows - 1);
+    std::copy_n(rows_of(table, index[i]), columns, y.data<float>() + i * columns);
+  }
+}
+
+void CpuBackend::sum_gathered_rows(const Tensor& dy, const Tensor& indices, const Tensor& dtable) {
+  const std::int64_t rows = dtable.size(0), columns = dtable.size(1), count = indices.count();
+  const std::int64_t* const index = indices.data<std::int64_t>();
+  // The places of row r are places[first[r]] to places[first[r + 1] - 1], ascending.
+  std::vector<std::int64_t> first(static_cast<std::size_t>(rows) + 2), places(static_cast<std::size_t>(count));
+  for (std::int64_t i = 0; i < count; ++i) ++first[static_cast<std::size_t>(index[i]) + 2];
+  for (std::size_t r = 2; r < first.size(); ++r) first[r] += first[r - 1];
+  for (std::int64_t i = 0; i < count; ++i)
+    places[static_cast<std::size_t>(first[static_cast<std::size_t>(index[i]) + 1]++)] = i;
+  const Blocks blocks = blocks_of(dy);
+  const std::int64_t of_sample = dy.size(0) == 0 ? 0 : count / dy.size(0);
+  CpuDevice& device = this->device(dy);
+  device.pool().run(device.pool().workers(), [&](int part, int id) {
+    for (std::int64_t r = block_begin(part, rows, device.pool().workers());
+         r < block_begin(part + 1, rows, device.pool().workers()); ++r) {
+      const auto begin = places.begin() + first[static_cast<std::size_t>(r)],
+                 end = places.begin() + first[static_cast<std::size_t>(r) + 1];
+      float* const gathered = device.worker(id).row.floats((end - begin) * columns);
+      for (auto place = begin; place != end; ++place)
+        std::copy_n(dy.data<float>() + *place * columns, columns, gathered + (place - begin) * columns);
+      Blocks own = blocks;  // of the gathered rows
+      for (std::int64_t& bound : own.ranges) bound = std::lower_bound(begin, end, bound * of_sample) - begin;
+      kernels_.sum_rows(gathered, rows_of(dtable, r), columns, leaves_of(own));
+    }
+  });
 }
 
 }  // namespace duet::cpu

@@ -105,6 +105,8 @@ class CudaBackend final : public Backend {
   void add(const Tensor& a, const Tensor& b, const Tensor& y) override;
   void pointwise(Pointwise f, const Shape& shape, const PointwiseInputs& inputs, const Strided& y) override;
   void sum(const Tensor& x, bool over_rows, const Tensor& y) override;
+  void gather_rows(const Tensor& table, const Tensor& indices, const Tensor& y) override;
+  void sum_gathered_rows(const Tensor& dy, const Tensor& indices, const Tensor& dtable) override;
   void scale(const Tensor& x, float factor) override;
   void fill(const Tensor& x, float value) override;
   void increment(const Tensor& counter) override;

@@ -1,4 +1,4 @@
-// Functions of elements and sums over dimensions, for tensors of any strides.
+// Functions of elements and sums over dimensions, for tensors of any strides; rows of tables.
 #include <cstdint>
 
 #include "lib/backend/cuda/cuda_backend.h"
@@ -43,6 +43,20 @@ void CudaBackend::sum(const Tensor& x, bool over_rows, const Tensor& y) {
   to_int(x.count() / y.count(), "elements of a sum");
   to_int(y.count(), "sums");
   kernels::sum(walk_of(kept, {&all}), walk_of(summed, {&all}), x.data<float>(), y.data<float>(), device.stream());
+}
+
+void CudaBackend::gather_rows(const Tensor& table, const Tensor& indices, const Tensor& y) {
+  same_device("gather_rows", {{"table", table}, {"indices", indices}, {"y", y}});
+  CudaDevice& device = on(y);
+  kernels::gather_rows(table.data<float>(), table.size(0), indices.data<std::int64_t>(), indices.count(),
+                       to_int(table.size(1), "columns"), y.data<float>(), device.stream());
+}
+
+void CudaBackend::sum_gathered_rows(const Tensor& dy, const Tensor& indices, const Tensor& dtable) {
+  same_device("sum_gathered_rows", {{"dy", dy}, {"indices", indices}, {"dtable", dtable}});
+  CudaDevice& device = on(dtable);
+  kernels::sum_gathered_rows(dy.data<float>(), indices.data<std::int64_t>(), indices.count(), dtable.data<float>(),
+                             dtable.size(0), to_int(dtable.size(1), "columns"), device.stream());
 }
 
 }  // namespace duet::cuda

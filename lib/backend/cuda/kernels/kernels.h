@@ -35,6 +35,14 @@ void pointwise(Pointwise f, const Walk& walk, const WalkInputs& inputs, float* y
 /// y[i] = the sum, over the places of `summed`, of x from the i-th place of `kept` on: walks over x alone.
 void sum(const Walk& kept, const Walk& summed, const float* x, float* y, cudaStream_t stream);
 
+// --- pointwise.cu: rows of a table (rows, columns) ---
+/// y[i] = row indices[i]; NaN for an index outside [0, rows).
+void gather_rows(const float* table, std::int64_t rows, const std::int64_t* indices, std::int64_t count, int columns,
+                 float* y, cudaStream_t stream);
+/// dtable[r] = the sum of dy[i] where indices[i] is r. Every thread of a row looks at all indices.
+void sum_gathered_rows(const float* dy, const std::int64_t* indices, std::int64_t count, float* dtable,
+                       std::int64_t rows, int columns, cudaStream_t stream);
+
 // --- elementwise.cu: batches of images ---
 
 /// Rows of row_bytes > 0 bytes, with a label each or null.

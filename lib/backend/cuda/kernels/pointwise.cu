@@ -1,6 +1,8 @@
-// Functions of elements, a thread for each, and sums over dimensions, a warp for each; for tensors of any strides.
+// Functions of elements, a thread for each, and sums over dimensions, a warp for each; for tensors of any strides. Rows
+// of tables.
 #include <cuda_runtime.h>
 
+#include <cmath>
 #include <cstdint>
 
 #include "lib/backend/arithmetic.h"
@@ -62,6 +64,26 @@ __global__ void __launch_bounds__(kThreads)
   if (lane == 0) y[sum] = total;
 }
 
+__global__ void __launch_bounds__(kThreads)
+    gather_rows_kernel(LaunchRows part, const float* __restrict__ table, std::int64_t rows,
+                       const std::int64_t* __restrict__ indices, int columns, float* __restrict__ y) {
+  if (thread_in_launch() >= part.threads) return;
+  const Entry entry = entry_of_thread(part, columns);
+  const std::int64_t index = indices[entry.row];
+  y[entry.at] = index >= 0 && index < rows ? table[index * columns + entry.column] : NAN;
+}
+
+__global__ void __launch_bounds__(kThreads)
+    sum_gathered_rows_kernel(LaunchRows part, const float* __restrict__ dy, const std::int64_t* __restrict__ indices,
+                             std::int64_t count, int columns, float* __restrict__ dtable) {
+  if (thread_in_launch() >= part.threads) return;
+  const Entry entry = entry_of_thread(part, columns);
+  float total = 0;
+  for (std::int64_t i = 0; i < count; ++i)
+    if (indices[i] == entry.row) total += dy[i * columns + entry.column];
+  dtable[entry.at] = total;
+}
+
 }  // namespace
 
 void pointwise(Pointwise f, const Walk& walk, const WalkInputs& inputs, float* y, cudaStream_t stream) {
@@ -75,6 +97,16 @@ void sum(const Walk& kept, const Walk& summed, const float* x, float* y, cudaStr
   launch_rows(sum_dimensions_kernel, kept.sizes[0] * kept_inner, kWarp, kThreads, stream, kept,
               static_cast<unsigned>(kept_inner), summed, static_cast<unsigned>(summed_inner),
               static_cast<unsigned>(summed.sizes[0] * summed_inner), x, y);
+}
+
+void gather_rows(const float* table, std::int64_t rows, const std::int64_t* indices, std::int64_t count, int columns,
+                 float* y, cudaStream_t stream) {
+  launch_rows(gather_rows_kernel, count, columns, kThreads, stream, table, rows, indices, columns, y);
+}
+
+void sum_gathered_rows(const float* dy, const std::int64_t* indices, std::int64_t count, float* dtable,
+                       std::int64_t rows, int columns, cudaStream_t stream) {
+  launch_rows(sum_gathered_rows_kernel, rows, columns, kThreads, stream, dy, indices, count, columns, dtable);
 }
 
 }  // namespace duet::cuda::kernels
