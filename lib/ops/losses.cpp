@@ -134,18 +134,31 @@ bool divide_by_batch(std::span<const Variable> losses) {
   return batch;
 }
 
+/// Checks (N, ..., C) logits and (N, ...) labels.
 void require_labels(const char* op, const Variable& x, const Tensor& labels) {
-  require_rank(op, x, 2, "(N, C)");
-  require<ShapeError>(labels.shape() == Shape{x.shape()[0]} && labels.dtype() == DType::i64, op, ": labels ",
-                      labels.shape(), " ", name(labels.dtype()), ", expected [", x.shape()[0], "] i64");
+  if (!x.defined() || x.shape().rank() < 3) require_rank(op, x, 2, "(N, C)");
+  require_floats(op, x);
+  Shape expected;
+  for (int d = 0; d < x.shape().rank() - 1; ++d) expected.append(x.shape()[d]);
+  require<ShapeError>(labels.shape() == expected && labels.dtype() == DType::i64, op, ": labels ", labels.shape(), " ",
+                      name(labels.dtype()), ", expected ", expected, " i64");
   require<DeviceError>(labels.device() == x.device(), op, ": input on ", x.device(), ", labels on ", labels.device());
 }
 
-}  // namespace
+/// The logits and labels of all places of all rows as rows of a batch, and the factors of that batch's loss.
+struct LabelledRows {
+  LabelledRows(const Variable& logits, const Tensor& of)
+      : x(logits), labels(of), factors(logits.value(), of, of.shape().count_from(1)) {
+    if (x.shape().rank() == 2) return;
+    x = reshape(x, {vectors_of(x.shape()), x.size(-1)});
+    labels = labels.reshape({labels.count()});
+  }
+  Variable x;
+  Tensor labels;
+  Factors factors;
+};
 
-Variable nll_loss(const Variable& x, const Tensor& labels) {
-  require_labels("nll_loss", x, labels);
-  const Factors factors(x.value(), labels, 1);
+Variable nll_of_rows(const Variable& x, const Tensor& labels, const Factors& factors) {
   const Tensor loss = empty({}, DType::f32, x.device());
   if (const Edge* const logits = recorded({&x}) ? log_softmax_argument(x) : nullptr) {
     const Tensor dx = empty(x.shape(), DType::f32, x.device());
@@ -161,24 +174,34 @@ Variable nll_loss(const Variable& x, const Tensor& labels) {
   return record(loss, {&x}, gradient, factors.normaliser);
 }
 
-Variable cross_entropy(const Variable& x, const Tensor& labels, double label_smoothing) {
+}  // namespace
+
+Variable nll_loss(const Variable& x, const Tensor& labels) {
+  require_labels("nll_loss", x, labels);
+  const LabelledRows rows(x, labels);
+  return nll_of_rows(rows.x, rows.labels, rows.factors);
+}
+
+Variable cross_entropy(const Variable& logits, const Tensor& of, double label_smoothing) {
   constexpr const char* kOp = CrossEntropyGradient::kName;
-  require_labels(kOp, x, labels);
+  require_labels(kOp, logits, of);
   require<UsageError>(label_smoothing >= 0 && label_smoothing <= 1, kOp, ": label smoothing ", label_smoothing,
                       ", expected 0 to 1");
-  if (label_smoothing == 0) return nll_loss(log_softmax(x), labels);
+  const LabelledRows rows(logits, of);
+  const auto& [x, labels, factors] = rows;
+  if (label_smoothing == 0) return nll_of_rows(log_softmax(x), labels, factors);
   const auto smoothing = static_cast<float>(label_smoothing);
-  const Factors factors(x.value(), labels, 1);
   const Tensor loss = empty({}, DType::f32, x.device()), y = result_of(x, x.shape());
   backend(y).log_softmax_forward(x.value(), y);
   backend(y).smoothed_nll_forward(y, labels, smoothing, factors.value, loss);
-  const auto gradient = [&] {
+  const auto gradient = [&, &x = x, &labels = labels, &factors = factors] {
     return CrossEntropyGradient{{y, "log_softmax"}, {labels, "labels"}, smoothing, factors.gradient};
   };
   return record(loss, {&x}, gradient, factors.normaliser);
 }
 
 std::int64_t count_in_top(const Variable& x, const Tensor& labels, std::int64_t k) {
+  require_rank("count_in_top", x, 2, "(N, C)");
   require_labels("count_in_top", x, labels);
   require<UsageError>(k >= 1 && k <= x.shape()[1], "count_in_top: the largest ", k, " of ", x.shape()[1],
                       " classes, expected 1 to ", x.shape()[1]);

@@ -14,15 +14,16 @@
 
 namespace duet::ops {
 
-/// -mean of x[i, labels[i]]: x (N, C) log-probabilities, labels i64 (N) -> scalar. Throws ShapeError for a label
-/// outside [0, C). An empty batch gives nan, as in PyTorch. Where x is log_softmax's own result, backward goes from the
-/// labels to log_softmax's argument in one kernel, and in none at all where it starts at this loss, from 1: that
-/// gradient is made with the value.
+/// -mean of x[i, labels[i]]: x (N, C) log-probabilities, labels i64 (N) -> scalar; or (N, ..., C) and (N, ...), classes
+/// last, where PyTorch has them in dimension 1. Throws ShapeError for a label outside [0, C). An empty batch gives nan,
+/// as in PyTorch. Where x is log_softmax's own result, backward goes from the labels to log_softmax's argument in one
+/// kernel, and in none at all where it starts at this loss, from 1: that gradient is made with the value.
 Variable nll_loss(const Variable& x, const Tensor& labels);
 
-/// nll_loss of log_softmax(x), with label smoothing as torch.nn.CrossEntropyLoss: x (N, C) logits, labels i64 (N) ->
-/// scalar, the mean over rows of -sum_c t_c log_softmax(x)_c, where t is label_smoothing / C, and at the label
-/// 1 - label_smoothing more. Throws UsageError unless 0 <= label_smoothing <= 1, ShapeError for a label outside [0, C).
+/// nll_loss of log_softmax(x), with label smoothing as torch.nn.CrossEntropyLoss: x (N, C) logits, labels i64 (N),
+/// or more dimensions as nll_loss -> scalar, the mean over rows of -sum_c t_c log_softmax(x)_c, where t is
+/// label_smoothing / C, and at the label 1 - label_smoothing more. Throws UsageError unless 0 <= label_smoothing <= 1,
+/// ShapeError for a label outside [0, C).
 Variable cross_entropy(const Variable& x, const Tensor& labels, double label_smoothing = 0);
 
 /// Mean of (x - target)^2 over all elements: (N, ...) both -> scalar.

@@ -104,6 +104,31 @@ TEST_CASE("a loss of elements of a stamped batch says by what it was divided, a 
   CHECK(ops::mean(v).edge().node->normalisers() == kOwnRows);
 }
 
+TEST_CASE("cross_entropy and nll_loss of more dimensions are those of their rows, with the gradient of a batch") {
+  Mt19937 generator(103);
+  const Tensor x = to_tensor(random_array({4, 3, 5}, generator));
+  const Tensor labels = from_values({4, 3}, random_labels(12, 5, generator));
+  for (const double smoothing : {0.0, 0.2}) {
+    const Variable rows(x.reshape({12, 5}), true), whole(x, true);
+    const Variable a = ops::cross_entropy(rows, labels.reshape({12}), smoothing),
+                   b = ops::cross_entropy(whole, labels, smoothing);
+    CHECK(a.item() == b.item());
+    a.backward();
+    b.backward();
+    CHECK(whole.grad().shape() == x.shape());
+    CHECK(std::memcmp(rows.grad().raw(), whole.grad().raw(), x.bytes()) == 0);
+    Tensor part = x.rows(1, 3), part_labels = labels.rows(1, 3);
+    part.set_stamp({3, 1, 4});
+    const Variable shard(part, true), loss = ops::cross_entropy(shard, part_labels, smoothing);
+    CHECK(loss.edge().node->normalisers() == kPartOfBatch);
+    loss.backward();
+    CHECK(std::memcmp(shard.grad().raw(), whole.grad().rows(1, 3).raw(), part.bytes()) == 0);
+  }
+  const Variable log = ops::log_softmax(x, -1);
+  CHECK(ops::nll_loss(log, labels).item() == ops::cross_entropy(x, labels).item());
+  CHECK_THROWS_WITH(ops::nll_loss(x, labels.reshape({3, 4})), "nll_loss: labels [3, 4] i64, expected [4, 3] i64");
+}
+
 TEST_CASE("losses of elements refuse other shapes, types and places") {
   const Variable x(zeros({2, 3}));
   CHECK_THROWS_WITH(ops::l1_loss(x, zeros({3, 2})), "l1_loss: input [2, 3] and target [3, 2] differ");

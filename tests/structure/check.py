@@ -48,7 +48,7 @@ MAX_FILES = 30
 MAX_FUNCTION = 60  # lines
 # Parts of the tree -> most files and lines of all together. A commit that raises one says why.
 BUDGETS = {
-    ("lib",): (191, 25_600),
+    ("lib",): (191, 25_650),
     ("samplers",): (6, 360),
     ("dp",): (8, 1_170),
     ("ddp",): (84, 13_910),
