@@ -2,8 +2,11 @@
 // mul, concat, softmax, smoothed losses, top k; arithmetic and functions of elements.
 #include <cmath>
 #include <cstdint>
+#include <functional>
 #include <vector>
 
+#include "lib/backend/backend.h"
+#include "lib/ops/custom.h"
 #include "lib/ops/losses.h"
 #include "lib/ops/ops.h"
 #include "tests/cuda/gpu.h"
@@ -215,4 +218,36 @@ TEST_CASE("cuda: transposed convolutions, embedding, layer_norm and attention eq
   const Variable rows = ops::embedding(gpu_leaf(random_array({4, 3}, generator)), on_gpu(label_tensor({3, 4, -1})));
   const Array values = as_array(rows.value());
   for (std::int64_t i = 0; i < 9; ++i) CHECK(std::isnan(values[i]) == (i >= 3));
+}
+
+namespace {
+
+/// x * b of columns b, by kernels on the device's stream.
+struct Scaled {
+  static constexpr const char* kName = "scaled";
+  static constexpr bool kSumsRows = true;
+  Tensor forward(const ops::Tensors& in) { return product(in[0], in[1]); }
+  ops::Tensors backward(const Tensor& dy, const ops::Tensors& in, const Tensor&) {
+    return {product(dy, in[1]), product(dy, in[0])};
+  }
+  static Tensor product(const Tensor& x, const Tensor& b) {
+    const Tensor y = empty(x.shape(), DType::f32, x.device());
+    backend(y).pointwise(Pointwise::mul, y.shape(), {broadcast(x, y.shape()), broadcast(b, y.shape()), {}},
+                         broadcast(y, y.shape()));
+    return y;
+  }
+};
+
+}  // namespace
+
+TEST_CASE("cuda: an operator of one's own runs on the device, and check_gradients passes it") {
+  DUET_NEEDS_CUDA();
+  Mt19937 generator(127);
+  const auto run = [](const std::vector<Variable>& x) { return ops::custom(Scaled{}, {x[0], x[1]}); };
+  check_operator({"scaled",
+                  {random_array({4, 3}, generator), random_array({3}, generator)},
+                  run,
+                  [](const std::vector<Array>& x) { return map(x[0], x[1], std::multiplies()); }},
+                 kGpu, generator);
+  ops::check_gradients(run, {on_gpu(random_array({2, 3}, generator)), on_gpu(random_array({3}, generator))});
 }

@@ -48,13 +48,13 @@ MAX_FILES = 30
 MAX_FUNCTION = 60  # lines
 # Parts of the tree -> most files and lines of all together. A commit that raises one says why.
 BUDGETS = {
-    ("lib",): (191, 25_650),
+    ("lib",): (193, 25_900),
     ("samplers",): (6, 360),
     ("dp",): (8, 1_170),
     ("ddp",): (84, 13_910),
     ("torch",): (31, 3_710),
     PROGRAM: (79, 12_750),
-    ("examples",): (20, 2_020),
+    ("examples",): (21, 2_070),
 }
 
 # Vendor header -> files that may include it.
