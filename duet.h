@@ -29,6 +29,7 @@
 #include "lib/nn/networks.h"
 #include "lib/nn/resnet.h"
 #include "lib/nn/simple_cnn.h"
+#include "lib/ops/custom.h"
 #include "lib/ops/losses.h"
 #include "lib/ops/ops.h"
 #include "lib/optim/adam.h"

@@ -1,6 +1,7 @@
 // A tensor with the record of how it was computed.
 #pragma once
 
+#include <cstdint>
 #include <memory>
 
 #include "lib/autograd/node.h"
@@ -21,6 +22,8 @@ class Variable {
   bool defined() const { return state_ != nullptr; }
   const Tensor& value() const { return state_->value; }
   const Shape& shape() const { return value().shape(); }
+  /// The size of dimension `d`; negative `d` counts from the end.
+  std::int64_t size(int d) const { return shape()[d]; }
   Device device() const { return value().device(); }
   bool requires_grad() const { return state_ && state_->edge.node != nullptr; }
   /// The edge along which backward sends the gradient of this variable; its node is null for constants.

@@ -4,6 +4,8 @@
 #include <cmath>
 #include <cstdint>
 
+#include "lib/backend/pointwise.h"
+
 /// Stands before `inline`: nvcc compiles such functions for both, a C++ compiler for the CPU. The CPU's kernels are
 /// compiled once per instruction set, so no copy of such a function may exist out of line: the linker would keep one,
 /// perhaps with instructions that this machine lacks.
@@ -29,6 +31,46 @@ DUET_HOST_DEVICE inline auto pool_wins(const T& next, const T& best) {
 
 /// Whether relu stops a value, and the gradient behind it; a NaN stays a NaN and passes its gradient on, as in PyTorch.
 DUET_HOST_DEVICE inline bool relu_stops(float value) { return value <= 0; }
+
+// --- Functions of elements; sources of the formulas: Activation.cpp, Loss.cpp and cpu/BinaryOpsKernel.cpp in
+// aten/src/ATen/native ---
+
+/// A NaN stays one.
+DUET_HOST_DEVICE inline float at_least(float x, float least) { return x < least ? least : x; }
+
+DUET_HOST_DEVICE inline float pointwise(Pointwise f, float a, float b, float c) {
+  constexpr float kRootOfHalf = 0.70710678118654752f, kDensity = 0.39894228040143268f;  // 1 / sqrt(2 pi)
+  switch (f) {
+    case Pointwise::copy: return a;
+    case Pointwise::add: return a + b;
+    case Pointwise::sub: return a - b;
+    case Pointwise::mul: return a * b;
+    case Pointwise::div: return a / b;
+    case Pointwise::div_right_gradient: return -c * (a / b / b);
+    case Pointwise::exp: return expf(a);
+    case Pointwise::exp_gradient: return c * a;
+    case Pointwise::log: return logf(a);
+    case Pointwise::log_gradient: return c / a;
+    case Pointwise::sqrt: return sqrtf(a);
+    case Pointwise::sqrt_gradient: return c / (2 * a);
+    case Pointwise::sigmoid: return 1 / (1 + expf(-a));
+    case Pointwise::sigmoid_gradient: return c * (1 - a) * a;
+    case Pointwise::tanh: return tanhf(a);
+    case Pointwise::tanh_gradient: return c * (1 - a * a);
+    case Pointwise::gelu: return a * 0.5f * (1 + erff(a * kRootOfHalf));
+    case Pointwise::gelu_gradient:
+      return c * (0.5f * (1 + erff(a * kRootOfHalf)) + a * (kDensity * expf(-0.5f * a * a)));
+    case Pointwise::leaky_relu: return a > 0 ? a : a * b;
+    case Pointwise::leaky_relu_gradient: return a > 0 ? c : c * b;
+    case Pointwise::absolute_error: return fabsf(a - b);
+    case Pointwise::absolute_error_gradient: return a - b > 0 ? c : a - b < 0 ? -c : 0 * c;
+    case Pointwise::cross_entropy: return (b - 1) * at_least(log1pf(-a), -100) - b * at_least(logf(a), -100);
+    case Pointwise::cross_entropy_gradient: return c * (a - b) / at_least((1 - a) * a, 1e-12f);
+    case Pointwise::logit_cross_entropy: return (1 - b) * a - ((a < 0 ? a : 0) - log1pf(expf(-fabsf(a))));
+    case Pointwise::logit_cross_entropy_gradient: return c * (1 / (1 + expf(-a)) - b);
+  }
+  return a;
+}
 
 // --- Average pooling: which pixels an output averages, and which outputs average a pixel. Axis: AverageAxis, or one of
 // shorter integers; Index: its integer ---

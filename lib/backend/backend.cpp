@@ -87,6 +87,35 @@ Tensor in_layout(const Tensor& x, Layout layout) {
   return y;
 }
 
+Strided broadcast(const Tensor& tensor, const Shape& shape) {
+  Strided strided{.tensor = tensor};
+  if (!tensor.defined()) return strided;
+  const int missing = shape.rank() - tensor.shape().rank();
+  for (int d = tensor.shape().rank() - 1; d >= 0; --d)
+    if (tensor.size(d) != 1) strided.strides[static_cast<std::size_t>(d + missing)] = tensor.shape().count_from(d + 1);
+  return strided;
+}
+
+Walk walk_of(const Shape& shape, std::initializer_list<const Strided*> tensors) {
+  Walk walk{.loops = 0};
+  for (int d = 0; d < shape.rank(); ++d) {
+    if (shape[d] == 1) continue;
+    const int outer = walk.loops - 1;
+    bool joins = outer >= 0;
+    const auto stride = [&](const Strided* tensor) { return tensor->strides[static_cast<std::size_t>(d)]; };
+    for (int t = 0; const Strided* tensor : tensors)
+      joins = joins && walk.strides[t++][outer] == stride(tensor) * shape[d];
+    const int loop = joins ? outer : walk.loops++;
+    walk.sizes[loop] = joins ? walk.sizes[loop] * shape[d] : shape[d];
+    for (int t = 0; const Strided* tensor : tensors) walk.strides[t++][loop] = stride(tensor);
+  }
+  if (walk.loops == 0) {
+    walk.loops = 1;
+    walk.sizes[0] = 1;
+  }
+  return walk;
+}
+
 std::string why_no_cuda() { return cuda_module().error; }
 
 Allocator& allocator(Device device) { return backend(device.kind).allocator(device); }

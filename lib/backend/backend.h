@@ -13,12 +13,14 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <initializer_list>
 #include <memory>
 #include <span>
 #include <string>
 #include <string_view>
 
 #include "lib/backend/average_pool.h"
+#include "lib/backend/pointwise.h"
 #include "lib/blocks.h"
 #include "lib/pool.h"
 #include "lib/tensor.h"
@@ -164,6 +166,33 @@ struct BatchNorm2dOptions {
   bool relu = false;  // relu is applied to the result, a residual included
 };
 
+/// Vectors of a tensor (..., size): the product of all sizes but the last.
+inline std::int64_t vectors_of(const Shape& shape) {
+  std::int64_t count = 1;
+  for (int d = 0; d < shape.rank() - 1; ++d) count *= shape[d];
+  return count;
+}
+
+/// A tensor as kernels walk over it by the places of some shape: along each dimension of that, `strides` elements at a
+/// time; 0 where its elements repeat.
+struct Strided {
+  Tensor tensor;
+  std::array<std::int64_t, Shape::kMaxRank> strides{};
+  std::int64_t begin = 0;  // the element at the first place
+};
+/// The tensor with each dimension of size 1, and those that it lacks in front, repeated as `shape` asks. Undefined: an
+/// undefined tensor.
+Strided broadcast(const Tensor& tensor, const Shape& shape);
+
+/// Arguments of a function of elements.
+struct PointwiseInputs {
+  Strided a, b, c;
+  float number = 0;  // in the place of each that is undefined
+};
+
+/// The loops over all places of a shape with at least one; neighbouring ones are joined where all tensors allow it.
+Walk walk_of(const Shape& shape, std::initializer_list<const Strided*> tensors);
+
 class Backend {
  public:
   virtual ~Backend() = default;
@@ -244,11 +273,15 @@ class Backend {
                                        const Tensor& dx, const Tensor& dw, const Tensor& db,
                                        const ConvPoolRelu& op) = 0;
 
-  // --- linear: x (N, I), w (O, I), b (O) or undefined, y (N, O) ---
+  // --- linear: x (N, ..., I), w (O, I), b (O) or undefined, y (N, ..., O); fused ones: x (N, I), y (N, O) ---
   virtual void linear_forward(const Tensor& x, const Tensor& w, const Tensor& b, const Tensor& y) = 0;
   /// dx may be undefined, and dw; db too, and is where dw is.
   virtual void linear_backward(const Tensor& dy, const Tensor& x, const Tensor& w, const Tensor& dx, const Tensor& dw,
                                const Tensor& db) = 0;
+
+  /// y = a b for each of the matrices: a (..., M, K) or `a_transposed` (..., K, M), b (..., K, P) or `b_transposed`
+  /// (..., P, K), y (..., M, P). One does not depend on the others.
+  virtual void matmul(const Tensor& a, bool a_transposed, const Tensor& b, bool b_transposed, const Tensor& y) = 0;
 
   // --- fused: dropout(relu(linear(x))); with p = 0 nothing is dropped. Of y only the sign matters for the gradients:
   // they pass where it is positive or NaN ---
@@ -270,7 +303,18 @@ class Backend {
   /// y = x * mask * scale; serves backward too.
   virtual void dropout_apply(const Tensor& x, const Tensor& mask, float scale, const Tensor& y) = 0;
   virtual void add(const Tensor& a, const Tensor& b, const Tensor& y) = 0;
-  virtual void mul(const Tensor& a, const Tensor& b, const Tensor& y) = 0;
+  /// y = f(a, b, c) at every place of `shape`. All tensors walk over memory of one layout; y may be one of the inputs
+  /// where both walk alike.
+  virtual void pointwise(Pointwise f, const Shape& shape, const PointwiseInputs& inputs, const Strided& y) = 0;
+  /// y = the sum of x, plain, over the dimensions of which y has size 1; y has as many dimensions, 1 or more. With
+  /// `over_rows` dimension 0 is one of them, by Note [Sums over samples], else it is none.
+  virtual void sum(const Tensor& x, bool over_rows, const Tensor& y) = 0;
+  /// y[i] = row indices[i] of the table: table (V, C), indices i64 (N, ...), y (N, ..., C). An index outside [0, V)
+  /// throws ShapeError on CPU, and on CUDA makes a row of NaN.
+  virtual void gather_rows(const Tensor& table, const Tensor& indices, const Tensor& y) = 0;
+  /// dtable = for each row the sum of dy at its indices, by Note [Sums over samples] with the stamp of dy. Indices
+  /// outside [0, V) are left out.
+  virtual void sum_gathered_rows(const Tensor& dy, const Tensor& indices, const Tensor& dtable) = 0;
   virtual void scale(const Tensor& x, float factor) = 0;
   virtual void fill(const Tensor& x, float value) = 0;
   /// Adds 1 to an i64 scalar.

@@ -54,8 +54,9 @@ FusedRun run_conv(const Conv2d& conv, Context& context, const Variable& x, Layer
 /// Linear, then LogSoftmax; or Linear and ReLU, Dropout or not.
 FusedRun run_linear(const Linear& linear, Context& context, const Variable& x, Layers layers) {
   // The layers one by one have the same bits, and CheckFinite then names the one whose result is not finite.
-  if (!x.defined() || checks_finite()) return {};
-  if (exactly<LogSoftmax>(layers, 1) != nullptr)
+  if (!x.defined() || x.shape().rank() != 2 || checks_finite()) return {};
+  if (const auto* const last = exactly<LogSoftmax>(layers, 1);
+      last != nullptr && (last->dim() == 1 || last->dim() == -1))
     return linear.name_errors([&]() -> FusedRun {
       return {2, ops::linear_log_softmax(x, linear.weight(context), linear.bias(context))};
     });

@@ -1,6 +1,7 @@
 // Layers that run one after the other, by fused operators where these cover them; modules made of modules.
 #pragma once
 
+#include <concepts>
 #include <cstddef>
 #include <functional>
 #include <initializer_list>
@@ -33,8 +34,21 @@ inline Variable chain(Context& context, const Variable& x, std::initializer_list
 }
 
 /// torch.nn.Sequential: children "0", "1", ... run one after the other, as chain() runs them.
+///   nn::Sequential net(std::make_unique<nn::Linear>(4, 8), std::make_unique<nn::ReLU>());
 class Sequential : public Module {
  public:
+  Sequential() = default;
+  /// Children that exist, in this order.
+  template <std::derived_from<Module>... Layers>
+  explicit Sequential(std::unique_ptr<Layers>... layers) {
+    (append(std::move(layers)), ...);
+  }
+  /// Layers do not move: they are made where they stay.
+  template <std::derived_from<Module>... Layers>
+  requires(sizeof...(Layers) > 0) explicit Sequential(Layers&&...) {
+    static_assert(sizeof...(Layers) == 0,
+                  "write nn::Sequential(std::make_unique<nn::Linear>(4, 2), std::make_unique<nn::ReLU>())");
+  }
   /// Constructs a child of type M at the end. Throws UsageError after the model's values were made.
   template <class M, class... Args>
   M& add(Args&&... args) {

@@ -38,6 +38,21 @@ std::string python_text(T value) {
   return shown.find_first_of(".e") == std::string::npos ? shown + ".0" : shown;
 }
 
+/// The numbers of a convolution with square kernels, for its text.
+struct SquareConv {
+  std::int64_t in, out, kernel, stride, padding, output_padding, groups;
+  bool bias;
+};
+std::string conv_text(const SquareConv& c) {
+  const auto pair = [](std::int64_t a) { return concat("(", a, ", ", a, ")"); };
+  std::string text = concat(c.in, ", ", c.out, ", kernel_size=", pair(c.kernel), ", stride=", pair(c.stride));
+  if (c.padding > 0) text += ", padding=" + pair(c.padding);
+  if (c.output_padding > 0) text += ", output_padding=" + pair(c.output_padding);
+  if (c.groups > 1) text += concat(", groups=", c.groups);
+  if (!c.bias) text += ", bias=False";
+  return text;
+}
+
 /// The window of a pooling layer: a stride of 0 is the kernel's size.
 Window2d square_window(std::int64_t kernel, std::int64_t stride, std::int64_t padding) {
   const std::int64_t step = stride != 0 ? stride : kernel;
@@ -84,13 +99,38 @@ Variable Conv2d::forward(Context& context, const Variable& x) const {
 }
 
 std::string Conv2d::details() const {
-  const auto pair = [](std::int64_t a) { return concat("(", a, ", ", a, ")"); };
-  std::string text =
-      concat(in_, ", ", out_, ", kernel_size=", pair(window_.kernel_h), ", stride=", pair(window_.stride_h));
-  if (window_.pad_h > 0) text += ", padding=" + pair(window_.pad_h);
-  if (groups_ > 1) text += concat(", groups=", groups_);
-  if (!bias_) text += ", bias=False";
-  return text;
+  return conv_text({in_, out_, window_.kernel_h, window_.stride_h, window_.pad_h, 0, groups_, bias_});
+}
+
+ConvTranspose2d::ConvTranspose2d(std::int64_t in_channels, std::int64_t out_channels, std::int64_t kernel_size,
+                                 const ConvTranspose2dOptions& options)
+    : in_(in_channels), out_(out_channels), kernel_(kernel_size), options_(options) {
+  const std::int64_t groups = options.groups;
+  require<UsageError>(in_ > 0 && out_ > 0 && kernel_ > 0 && options.padding >= 0 && options.output_padding >= 0 &&
+                          options.output_padding < options.stride,
+                      "ConvTranspose2d: ", in_, " to ", out_, " channels, kernel ", kernel_, ", stride ",
+                      options.stride, ", padding ", options.padding, ", output padding ", options.output_padding,
+                      " make no convolution");
+  require<UsageError>(groups > 0 && in_ % groups == 0 && out_ % groups == 0, "ConvTranspose2d: ", in_, " to ", out_,
+                      " channels in ", groups, " groups, expected groups that divide both");
+  const std::int64_t fan_in = out_ / groups * kernel_ * kernel_;
+  register_parameter("weight", {in_, out_ / groups, kernel_, kernel_},
+                     [fan_in](auto values, auto& g) { fill_weight(values, g, fan_in); });
+  if (options.bias)
+    register_parameter("bias", {out_}, [fan_in](auto values, auto& g) { fill_bias(values, g, fan_in); });
+}
+
+Variable ConvTranspose2d::forward(Context& context, const Variable& x) const {
+  return name_errors([&] {
+    const Window2d window = {kernel_, kernel_, options_.stride, options_.stride, options_.padding, options_.padding};
+    return ops::conv_transpose2d(x, parameter(context, 0), options_.bias ? parameter(context, 1) : Variable(), window,
+                                 options_.output_padding, options_.groups);
+  });
+}
+
+std::string ConvTranspose2d::details() const {
+  return conv_text(
+      {in_, out_, kernel_, options_.stride, options_.padding, options_.output_padding, options_.groups, options_.bias});
 }
 
 Dropout::Dropout(double p) : p_(p) { ops::require_probability("Dropout", p); }
@@ -157,11 +197,57 @@ Variable Flatten::forward(Context&, const Variable& x) const {
 }
 
 Variable Softmax::forward(Context&, const Variable& x) const {
-  return name_errors([&] { return ops::softmax(x); });
+  return name_errors([&] { return ops::softmax(x, dim_); });
 }
 
 Variable LogSoftmax::forward(Context&, const Variable& x) const {
-  return name_errors([&] { return ops::log_softmax(x); });
+  return name_errors([&] { return ops::log_softmax(x, dim_); });
+}
+
+Variable Sigmoid::forward(Context&, const Variable& x) const {
+  return name_errors([&] { return ops::sigmoid(x); });
+}
+
+Variable Tanh::forward(Context&, const Variable& x) const {
+  return name_errors([&] { return ops::tanh(x); });
+}
+
+Variable GELU::forward(Context&, const Variable& x) const {
+  return name_errors([&] { return ops::gelu(x); });
+}
+
+Variable LeakyReLU::forward(Context&, const Variable& x) const {
+  return name_errors([&] { return ops::leaky_relu(x, slope_); });
+}
+
+std::string LeakyReLU::details() const { return concat("negative_slope=", python_text(slope_)); }
+
+LayerNorm::LayerNorm(const Shape& normalised, double eps, bool bias) : normalised_(normalised), eps_(eps), bias_(bias) {
+  register_parameter("weight", normalised, init::constant(1));
+  if (bias_) register_parameter("bias", normalised, init::constant(0));
+}
+
+Variable LayerNorm::forward(Context& context, const Variable& x) const {
+  return name_errors([&] {
+    return ops::layer_norm(x, normalised_, parameter(context, 0), bias_ ? parameter(context, 1) : Variable(), eps_);
+  });
+}
+
+std::string LayerNorm::details() const {
+  std::string shape = normalised_.str().substr(1);
+  shape.back() = ')';
+  if (normalised_.rank() == 1) shape.insert(shape.size() - 1, ",");
+  return concat("(", shape, ", eps=", python_text(eps_), ", elementwise_affine=True, bias=", bias_ ? "True" : "False");
+}
+
+Embedding::Embedding(std::int64_t embeddings, std::int64_t dim) : embeddings_(embeddings), dim_(dim) {
+  require<UsageError>(embeddings > 0 && dim > 0, "Embedding: ", embeddings, " of ", dim,
+                      " numbers each, expected 1 or more");
+  register_parameter("weight", {embeddings, dim}, init::normal(0, 1));
+}
+
+Variable Embedding::forward(Context& context, const Variable& indices) const {
+  return name_errors([&] { return ops::embedding(weight(context), indices.defined() ? indices.value() : Tensor()); });
 }
 
 BatchNorm2d::BatchNorm2d(std::int64_t features, float eps, float momentum)

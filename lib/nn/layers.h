@@ -5,6 +5,7 @@
 #include <string>
 
 #include "lib/backend/backend.h"
+#include "lib/error.h"
 #include "lib/nn/module.h"
 
 namespace duet::nn {
@@ -155,24 +156,128 @@ class Flatten : public Module {
   std::string details() const override { return "start_dim=1, end_dim=-1"; }
 };
 
-/// torch.nn.Softmax(dim=1).
+/// torch.nn.Softmax.
 class Softmax : public Module {
  public:
+  explicit Softmax(int dim = 1) : dim_(dim) {}
   Variable forward(Context& context, const Variable& x) const override;
   using Module::forward;
 
  protected:
-  std::string details() const override { return "dim=1"; }
+  std::string details() const override { return concat("dim=", dim_); }
+
+ private:
+  int dim_;
 };
 
-/// torch.nn.LogSoftmax(dim=1).
+/// torch.nn.LogSoftmax.
 class LogSoftmax : public Module {
+ public:
+  explicit LogSoftmax(int dim = 1) : dim_(dim) {}
+  int dim() const { return dim_; }
+  Variable forward(Context& context, const Variable& x) const override;
+  using Module::forward;
+
+ protected:
+  std::string details() const override { return concat("dim=", dim_); }
+
+ private:
+  int dim_;
+};
+
+/// torch.nn.Sigmoid.
+class Sigmoid : public Module {
+ public:
+  Variable forward(Context& context, const Variable& x) const override;
+  using Module::forward;
+};
+
+/// torch.nn.Tanh.
+class Tanh : public Module {
+ public:
+  Variable forward(Context& context, const Variable& x) const override;
+  using Module::forward;
+};
+
+/// torch.nn.GELU, in its exact form.
+class GELU : public Module {
  public:
   Variable forward(Context& context, const Variable& x) const override;
   using Module::forward;
 
  protected:
-  std::string details() const override { return "dim=1"; }
+  std::string details() const override { return "approximate='none'"; }
+};
+
+/// torch.nn.LeakyReLU.
+class LeakyReLU : public Module {
+ public:
+  explicit LeakyReLU(double negative_slope = 0.01) : slope_(negative_slope) {}
+  Variable forward(Context& context, const Variable& x) const override;
+  using Module::forward;
+
+ protected:
+  std::string details() const override;
+
+ private:
+  double slope_;
+};
+
+/// torch.nn.LayerNorm over the last dimensions, of this shape: (N, ..., *normalised) -> the same. Weight 1 and bias 0
+/// at first.
+class LayerNorm : public Module {
+ public:
+  explicit LayerNorm(const Shape& normalised, double eps = 1e-5, bool bias = true);
+  Variable forward(Context& context, const Variable& x) const override;
+  using Module::forward;
+
+ protected:
+  std::string details() const override;
+
+ private:
+  Shape normalised_;
+  double eps_;
+  bool bias_;
+};
+
+/// torch.nn.Embedding: indices i64 (N, ...) -> (N, ..., dim). Initial weights normal with deviation 1.
+class Embedding : public Module {
+ public:
+  Embedding(std::int64_t embeddings, std::int64_t dim);
+  Variable forward(Context& context, const Variable& indices) const override;
+  using Module::forward;
+
+  const Variable& weight(const Context& context) const { return parameter(context, 0); }
+
+ protected:
+  std::string details() const override { return concat(embeddings_, ", ", dim_); }
+
+ private:
+  std::int64_t embeddings_, dim_;
+};
+
+struct ConvTranspose2dOptions {
+  std::int64_t stride = 1, padding = 0, output_padding = 0;
+  bool bias = true;
+  std::int64_t groups = 1;
+};
+
+/// torch.nn.ConvTranspose2d with square kernels: (N, in, H, W) -> (N, out, P, Q), see ops::conv_transpose2d; weight
+/// (in, out / groups, kernel, kernel). Initial weights and bias uniform within 1 / sqrt(out / groups * kernel *
+/// kernel). Throws UsageError, with the numbers, for sizes that make no convolution.
+class ConvTranspose2d : public Module {
+ public:
+  ConvTranspose2d(std::int64_t in_channels, std::int64_t out_channels, std::int64_t kernel_size,
+                  const ConvTranspose2dOptions& options = {});
+  Variable forward(Context& context, const Variable& x) const override;
+  using Module::forward;
+
+ protected:
+  std::string details() const override;
+
+ private:
+  std::int64_t in_, out_, kernel_;
+  ConvTranspose2dOptions options_;
 };
 
 /// torch.nn.BatchNorm2d: statistics of the rows of one device.

@@ -20,16 +20,29 @@
 
 namespace duet::nn {
 
+// A forward that is not const would hide Module's and never run: here it is an error of the compiler, whose note shows
+// the comment. Users' classes do not see these functions.
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Woverloaded-virtual"
+// clang-format off
+class ForwardMustBeConst {
+ public:
+  virtual ~ForwardMustBeConst() = default;
+  virtual Variable forward(Context&, const Variable&) = delete;  // write: Variable forward(Context&, const Variable&) const override
+  virtual Value forward(Context&, const Value&) = delete;  // write: Value forward(Context&, const Value&) const override
+};
+// clang-format on
+
 /// A network or a part of one. It registers parameters, buffers and child modules when it is constructed, in the order
 /// in which PyTorch would; after the values were made that is a UsageError. Children are members or owned by a
 /// container; a child is registered in one parent only, and lives as long as it.
 ///
 /// forward is const and reads all values from the context, so one module may run on several threads at once, each with
 /// a context of its own. Everything else is for one thread at a time.
-class Module {
+class Module : public ForwardMustBeConst {
  public:
   Module() = default;
-  virtual ~Module();
+  ~Module() override;
   Module(const Module&) = delete;
   Module& operator=(const Module&) = delete;
 
@@ -41,6 +54,10 @@ class Module {
   Variable operator()(const Variable& x);
   Variable operator()(const Tensor& x) { return (*this)(Variable(x)); }
   Value operator()(const Value& input);
+  // A replica runs forward with values of its own, which only the context has.
+  Variable operator()(const Variable&) const = delete;  // inside forward write: layer.forward(context, x)
+  Variable operator()(const Tensor&) const = delete;    // inside forward write: layer.forward(context, x)
+  Value operator()(const Value&) const = delete;        // inside forward write: layer.forward(context, x)
 
   /// The values of the whole model that this module belongs to. When they do not exist yet they are made on cpu:0 and
   /// initialised from seed 0, save that parts which had values before they were registered bring them along.
@@ -207,5 +224,6 @@ class Module {
   bool adopted_ = false;                   // the model has taken this part's values
   Context context_;
 };
+#pragma GCC diagnostic pop
 
 }  // namespace duet::nn

@@ -25,6 +25,20 @@ struct Conv2dGradient {
   Window2d window;
 };
 
+/// A convolution whose image is the result, and whose result is x.
+struct ConvTranspose2dGradient {
+  static constexpr const char* kName = "conv_transpose2d";
+  void backward(const Gradients& g) const {
+    Tensor dy = g.outputs[0];
+    dy.set_stamp(x.stamp());
+    if (g.wanted(0)) backend(x).conv2d_forward(dy, w, {}, g.place(0, x.shape(), x.device(), x.layout()), window);
+    if (g.wanted(1)) backend(x).conv2d_backward_weights(dy, x, g.place(1, w.shape(), w.device()), {}, window);
+  }
+  auto saved() const { return std::tie(x, w); }
+  SavedTensor x, w;
+  Window2d window;
+};
+
 struct ConvPoolReluGradient {
   static constexpr const char* kName = "conv_pool_relu";
   void backward(const Gradients& g) const {
@@ -81,13 +95,13 @@ void require_conv2d(const char* op, const Variable& x, const Variable& w, const 
                       x.shape());
 }
 
-/// x in the layout that the backend's convolution reads when it writes `output`.
-Variable conv2d_input(const Variable& x, Layout output) {
-  // Images of 1 or 3 channels are read as they are; see Backend::conv2d_layout.
-  const std::int64_t channels = x.shape()[1];
-  const bool plain = output == Layout::plain || channels == 1 || channels == 3;
-  return to_layout(x, plain ? Layout::plain : output);
+/// The layout in which the backend's convolution reads images of so many channels when it writes `output`. Those of 1
+/// or 3 are read as they are; see Backend::conv2d_layout.
+Layout image_layout(std::int64_t channels, Layout output) {
+  return channels == 1 || channels == 3 ? Layout::plain : output;
 }
+
+Variable conv2d_input(const Variable& x, Layout output) { return to_layout(x, image_layout(x.shape()[1], output)); }
 
 }  // namespace
 
@@ -100,6 +114,41 @@ Variable conv2d(const Variable& input, const Variable& w, const Variable& b, con
   const Tensor y = result_of(x, shape, layout);
   backend(y).conv2d_forward(x.value(), w.value(), value_or_none(b), y, window);
   return record(y, {&x, &w, &b}, [&] { return Conv2dGradient{{x, "input"}, {w, "weight"}, window}; });
+}
+
+Variable conv_transpose2d(const Variable& input, const Variable& w, const Variable& b, const Window2d& window,
+                          std::int64_t output_padding, std::int64_t groups) {
+  constexpr const char* kOp = ConvTranspose2dGradient::kName;
+  require_one_device(kOp, {&input, &w, &b});
+  require_rank(kOp, input, 4, "(N, C, H, W)");
+  require_rank(kOp, w, 4, "(C, K, R, S)");
+  require<ShapeError>(input.size(1) == w.size(0) && groups > 0 && input.size(1) % groups == 0 && w.size(1) > 0, kOp,
+                      ": input ", input.shape(), " and weights ", w.shape(), " in ", groups,
+                      " groups, expected as many channels of the input as rows of the weights, in whole groups");
+  require<ShapeError>(window.kernel_h == w.size(2) && window.kernel_w == w.size(3), kOp, ": kernel size ",
+                      window.kernel_h, "x", window.kernel_w, " for weights ", w.shape());
+  require<ShapeError>(0 <= output_padding && output_padding < window.stride_h && output_padding < window.stride_w, kOp,
+                      ": output padding ", output_padding, " for strides ", window.stride_h, " and ", window.stride_w,
+                      ", expected 0 or more and less than these");
+  const std::int64_t channels = w.size(1) * groups;
+  require<ShapeError>(!b.defined() || b.shape() == Shape{channels}, kOp, ": bias ", ShapeText{b}, ", expected [",
+                      channels, "]");
+  const auto grown = [&](std::int64_t size, std::int64_t stride, std::int64_t pad, std::int64_t kernel) {
+    return (size - 1) * stride - 2 * pad + kernel + output_padding;
+  };
+  const std::int64_t height = grown(input.size(2), window.stride_h, window.pad_h, window.kernel_h),
+                     width = grown(input.size(3), window.stride_w, window.pad_w, window.kernel_w);
+  require<ShapeError>(height > 0 && width > 0 && window.pad_h >= 0 && window.pad_w >= 0, kOp, ": input ", input.shape(),
+                      " gives ", height, "x", width, " pixels, expected 1x1 or more");
+  const Shape shape = {input.size(0), channels, height, width};
+  const Layout layout = backend(w.value()).conv2d_layout(shape, w.shape());
+  const Variable x = to_layout(input, layout);
+  const Tensor y = result_of(x, shape, image_layout(channels, layout));
+  backend(y).conv2d_backward_data(x.value(), w.value(), y, window);
+  const Variable product = record(y, {&x, &w}, [&] {
+    return ConvTranspose2dGradient{{x, "input"}, {w, "weight"}, window};
+  });
+  return b.defined() ? product + reshape(b, {-1, 1, 1}) : product;
 }
 
 bool pool_tiles(const Window2d& pool) {

@@ -1,4 +1,4 @@
-// add, mul, relu, flatten, changes of layout, dropout.
+// relu, changes of layout, dropout.
 #include <cstdint>
 #include <tuple>
 
@@ -9,21 +9,6 @@
 namespace duet::ops {
 namespace {
 
-struct AddGradient {
-  static constexpr const char* kName = "add";
-  void backward(const Gradients& g) const { g.inputs[0] = g.inputs[1] = g.outputs[0]; }
-};
-
-struct MulGradient {
-  static constexpr const char* kName = "mul";
-  void backward(const Gradients& g) const {
-    if (g.wanted(0)) backend(a).mul(g.outputs[0], b, g.place(0, a.shape(), a.device(), a.layout()));
-    if (g.wanted(1)) backend(a).mul(g.outputs[0], a, g.place(1, a.shape(), a.device(), a.layout()));
-  }
-  auto saved() const { return std::tie(a, b); }
-  SavedTensor a, b;
-};
-
 struct ReluGradient {
   static constexpr const char* kName = "relu";
   void backward(const Gradients& g) const {
@@ -31,12 +16,6 @@ struct ReluGradient {
   }
   auto saved() const { return std::tie(y); }
   SavedTensor y;
-};
-
-struct FlattenGradient {
-  static constexpr const char* kName = "flatten";
-  void backward(const Gradients& g) const { g.inputs[0] = g.outputs[0].reshape(shape); }
-  Shape shape;
 };
 
 struct LayoutGradient {
@@ -61,44 +40,13 @@ Variable masked(const Variable& x, const Tensor& mask, float scale) {
   return record(y, {&x}, [&] { return DropoutGradient{{mask, "mask"}, scale}; });
 }
 
-void require_equal_shapes(const char* op, const Variable& a, const Variable& b) {
-  require_floats(op, a);
-  require_floats(op, b);
-  require_one_device(op, {&a, &b});
-  require<ShapeError>(a.shape() == b.shape(), op, ": shapes ", a.shape(), " and ", b.shape(), " differ");
-}
-
 }  // namespace
-
-Variable add(const Variable& a, const Variable& right) {
-  require_equal_shapes("add", a, right);
-  const Variable b = to_layout(right, a.value().layout());
-  const Tensor y = result_of(a, a.shape(), a.value().layout());
-  backend(y).add(a.value(), b.value(), y);
-  return record(y, {&a, &b}, [] { return AddGradient{}; });
-}
-
-Variable mul(const Variable& a, const Variable& right) {
-  require_equal_shapes("mul", a, right);
-  const Variable b = to_layout(right, a.value().layout());
-  const Tensor y = result_of(a, a.shape(), a.value().layout());
-  backend(y).mul(a.value(), b.value(), y);
-  return record(y, {&a, &b}, [&] { return MulGradient{{a, "left argument"}, {b, "right argument"}}; });
-}
 
 Variable relu(const Variable& x) {
   require_floats("relu", x);
   const Tensor y = result_of(x, x.shape(), x.value().layout());
   backend(y).relu_forward(x.value(), y);
   return record(y, {&x}, [&] { return ReluGradient{{y, "result"}}; });
-}
-
-Variable flatten(const Variable& input) {
-  require_floats("flatten", input);
-  require<ShapeError>(input.shape().rank() >= 1, "flatten: got a scalar, expected (N, ...)");
-  const Variable x = to_plain(input);
-  return record(x.value().reshape({x.shape()[0], x.shape().count_from(1)}), {&x},
-                [&] { return FlattenGradient{x.shape()}; });
 }
 
 Variable to_layout(const Variable& x, Layout layout) {

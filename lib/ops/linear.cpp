@@ -1,4 +1,4 @@
-// Linear layers, alone, with relu and dropout, and with log_softmax; log_softmax and softmax.
+// Linear layers, alone, with relu and dropout, and with log_softmax; log_softmax and softmax; products of matrices.
 #include <tuple>
 
 #include "lib/ops/ops.h"
@@ -43,10 +43,14 @@ struct LinearReluDropoutGradient {
   DropoutKey dropout;
 };
 
+/// x (..., C) as (N, C), which the kernels take.
+Tensor in_rows(const Tensor& x) { return x.reshape({vectors_of(x.shape()), x.size(-1)}); }
+
 struct LogSoftmaxGradient {
   static constexpr const char* kName = "log_softmax";
   void backward(const Gradients& g) const {
-    backend(y).log_softmax_backward(y, g.outputs[0], g.place(0, y.shape(), y.device()));
+    const Tensor& dx = g.place(0, y.shape(), y.device());
+    backend(y).log_softmax_backward(in_rows(y), in_rows(g.outputs[0]), in_rows(dx));
   }
   auto saved() const { return std::tie(y); }
   SavedTensor y;
@@ -55,22 +59,38 @@ struct LogSoftmaxGradient {
 struct SoftmaxGradient {
   static constexpr const char* kName = "softmax";
   void backward(const Gradients& g) const {
-    backend(y).softmax_backward(y, g.outputs[0], g.place(0, y.shape(), y.device()));
+    const Tensor& dx = g.place(0, y.shape(), y.device());
+    backend(y).softmax_backward(in_rows(y), in_rows(g.outputs[0]), in_rows(dx));
   }
   auto saved() const { return std::tie(y); }
   SavedTensor y;
 };
 
-/// Checks the arguments of a linear layer; gives room for its output.
-Tensor linear_output(const char* op, const Variable& x, const Variable& w, const Variable& b) {
+struct MatmulGradient {
+  static constexpr const char* kName = "matmul";
+  void backward(const Gradients& g) const {
+    const Tensor& dy = g.outputs[0];
+    if (g.wanted(0)) backend(dy).matmul(dy, false, b, true, g.place(0, a.shape(), a.device()));
+    if (g.wanted(1)) backend(dy).matmul(a, true, dy, false, g.place(1, b.shape(), b.device()));
+  }
+  auto saved() const { return std::tie(a, b); }
+  SavedTensor a, b;
+};
+
+/// Checks the arguments of a linear layer; gives room for its output. `vectors`: x may have more than two dimensions.
+Tensor linear_output(const char* op, const Variable& x, const Variable& w, const Variable& b, bool vectors = false) {
   require_one_device(op, {&x, &w, &b});
-  require_rank(op, x, 2, "(N, I)");
+  if (vectors && x.defined() && x.shape().rank() > 2) {
+    require_floats(op, x);
+  } else {
+    require_rank(op, x, 2, vectors ? "(N, ..., I)" : "(N, I)");
+  }
   require_rank(op, w, 2, "(O, I)");
-  require<ShapeError>(x.shape()[1] == w.shape()[1], op, ": input ", x.shape(), " and weights ", w.shape(),
+  require<ShapeError>(x.shape()[-1] == w.shape()[1], op, ": input ", x.shape(), " and weights ", w.shape(),
                       " disagree about the number of inputs");
   require<ShapeError>(!b.defined() || b.shape() == Shape{w.shape()[0]}, op, ": bias ", ShapeText{b}, ", expected [",
                       w.shape()[0], "]");
-  return result_of(x, {x.shape()[0], w.shape()[0]});
+  return result_of(x, x.shape().with(-1, w.shape()[0]));
 }
 
 /// Puts a linear layer on the tape. Its backward reads its arguments only, so the value may be anything.
@@ -85,8 +105,9 @@ Variable record_log_softmax(const Tensor& y, const Variable& x) {
 
 }  // namespace
 
-Variable linear(const Variable& x, const Variable& w, const Variable& b) {
-  const Tensor y = linear_output("linear", x, w, b);
+Variable linear(const Variable& input, const Variable& w, const Variable& b) {
+  const Variable x = input.defined() ? to_plain(input) : input;
+  const Tensor y = linear_output("linear", x, w, b, true);
   backend(y).linear_forward(x.value(), w.value(), value_or_none(b), y);
   return record_linear(y, x, w, b);
 }
@@ -101,18 +122,53 @@ Variable linear_relu_dropout(const Variable& x, const Variable& w, const Variabl
   });
 }
 
-Variable log_softmax(const Variable& x) {
-  require_rank("log_softmax", x, 2, "(N, C)");
-  const Tensor y = result_of(x, x.shape());
-  backend(y).log_softmax_forward(x.value(), y);
-  return record_log_softmax(y, x);
+namespace {
+
+/// Calls along_last(x) with dimension d of x as the last one.
+template <class Run>
+Variable along(const char* op, const Variable& input, int d, Run along_last) {
+  require<ShapeError>(input.defined() && input.shape().rank() >= 2, op, ": got shape ", ShapeText{input},
+                      ", expected (N, C)");
+  require_floats(op, input);
+  const Variable x = to_plain(input);
+  const int last = x.shape().rank() - 1;
+  if (dimension_of(op, x.shape(), d) == last) return along_last(x);
+  return transpose(along_last(transpose(x, d, last)), d, last);
 }
 
-Variable softmax(const Variable& x) {
-  require_rank("softmax", x, 2, "(N, C)");
-  const Tensor y = result_of(x, x.shape());
-  backend(y).softmax_forward(x.value(), y);
-  return record(y, {&x}, [&] { return SoftmaxGradient{{y, "result"}}; });
+}  // namespace
+
+Variable log_softmax(const Variable& input, int dimension) {
+  return along(LogSoftmaxGradient::kName, input, dimension, [](const Variable& x) {
+    const Tensor y = result_of(x, x.shape());
+    if (y.count() > 0) backend(y).log_softmax_forward(in_rows(x.value()), in_rows(y));
+    return record_log_softmax(y, x);
+  });
+}
+
+Variable softmax(const Variable& input, int dimension) {
+  return along(SoftmaxGradient::kName, input, dimension, [](const Variable& x) {
+    const Tensor y = result_of(x, x.shape());
+    if (y.count() > 0) backend(y).softmax_forward(in_rows(x.value()), in_rows(y));
+    return record(y, {&x}, [&] { return SoftmaxGradient{{y, "result"}}; });
+  });
+}
+
+Variable matmul(const Variable& left, const Variable& right) {
+  constexpr const char* kOp = MatmulGradient::kName;
+  for (const Variable* const x : {&left, &right}) require_floats(kOp, *x);
+  require_one_device(kOp, {&left, &right});
+  const Variable a = to_plain(left), b = to_plain(right);
+  const int rank = a.shape().rank();
+  bool fits = rank >= 2 && b.shape().rank() >= 2 && a.shape()[-1] == b.shape()[-2];
+  if (fits && b.shape().rank() == 2) return linear(a, transpose(b, 0, 1), Variable());
+  fits = fits && b.shape().rank() == rank;
+  for (int d = 0; fits && d < rank - 2; ++d) fits = a.shape()[d] == b.shape()[d];
+  require<ShapeError>(fits, kOp, ": got shapes ", a.shape(), " and ", b.shape(),
+                      ", expected (..., M, K) and (..., K, P) or (K, P)");
+  const Tensor y = result_of(a.value().stamp().stamped() ? a : b, a.shape().with(-1, b.shape()[-1]));
+  backend(y).matmul(a.value(), false, b.value(), false, y);
+  return record(y, {&a, &b}, [&] { return MatmulGradient{{a, "left argument"}, {b, "right argument"}}; });
 }
 
 const Edge* log_softmax_argument(const Variable& y) {

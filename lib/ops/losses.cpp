@@ -93,6 +93,38 @@ struct MseLossGradient {
   Tensor block_sums{};
 };
 
+/// A loss that is the mean of a function of each element and its target.
+struct ElementLoss {
+  const char* name;
+  Pointwise gradient;
+};
+constexpr ElementLoss loss_of(Pointwise f) {
+  switch (f) {
+    case Pointwise::absolute_error: return {"l1_loss", Pointwise::absolute_error_gradient};
+    case Pointwise::cross_entropy: return {"binary_cross_entropy", Pointwise::cross_entropy_gradient};
+    case Pointwise::logit_cross_entropy:
+      return {"binary_cross_entropy_with_logits", Pointwise::logit_cross_entropy_gradient};
+    default: return {"batch_mean", Pointwise::copy};
+  }
+}
+
+template <Pointwise kFunction>
+struct ElementLossGradient {
+  static constexpr const char* kName = loss_of(kFunction).name;
+  void backward(const Gradients& g) const {
+    const Tensor weight = g.outputs[0].clone();
+    backend(weight).scale(weight, factor);
+    const Tensor& dx = g.place(0, shape, weight.device());
+    const Strided each = broadcast(weight, shape), input = kFunction == Pointwise::copy ? each : broadcast(x, shape);
+    backend(dx).pointwise(loss_of(kFunction).gradient, shape, {input, broadcast(target, shape), each},
+                          broadcast(dx, shape));
+  }
+  auto saved() const { return std::tie(x, target); }
+  SavedTensor x, target;  // undefined for a mean
+  Shape shape;
+  float factor = 0;
+};
+
 struct MeanOfShardsNode final : Node {
   const char* name() const override { return "mean_of_shards"; }
   /// Shards without rows get a gradient too: their layers may take part in sums over the batch.
@@ -137,18 +169,31 @@ bool divide_by_batch(std::span<const Variable> losses) {
   return batch;
 }
 
+/// Checks (N, ..., C) logits and (N, ...) labels.
 void require_labels(const char* op, const Variable& x, const Tensor& labels) {
-  require_rank(op, x, 2, "(N, C)");
-  require<ShapeError>(labels.shape() == Shape{x.shape()[0]} && labels.dtype() == DType::i64, op, ": labels ",
-                      labels.shape(), " ", name(labels.dtype()), ", expected [", x.shape()[0], "] i64");
+  if (!x.defined() || x.shape().rank() < 3) require_rank(op, x, 2, "(N, C)");
+  require_floats(op, x);
+  Shape expected;
+  for (int d = 0; d < x.shape().rank() - 1; ++d) expected.append(x.shape()[d]);
+  require<ShapeError>(labels.shape() == expected && labels.dtype() == DType::i64, op, ": labels ", labels.shape(), " ",
+                      name(labels.dtype()), ", expected ", expected, " i64");
   require<DeviceError>(labels.device() == x.device(), op, ": input on ", x.device(), ", labels on ", labels.device());
 }
 
-}  // namespace
+/// The logits and labels of all places of all rows as rows of a batch, and the factors of that batch's loss.
+struct LabelledRows {
+  LabelledRows(const Variable& logits, const Tensor& of)
+      : x(logits), labels(of), factors(logits.value(), of, of.shape().count_from(1)) {
+    if (x.shape().rank() == 2) return;
+    x = reshape(x, {vectors_of(x.shape()), x.size(-1)});
+    labels = labels.reshape({labels.count()});
+  }
+  Variable x;
+  Tensor labels;
+  Factors factors;
+};
 
-Variable nll_loss(const Variable& x, const Tensor& labels) {
-  require_labels("nll_loss", x, labels);
-  const Factors factors(x.value(), labels, 1);
+Variable nll_of_rows(const Variable& x, const Tensor& labels, const Factors& factors) {
   const LossPlace loss(x.value());
   if (const Edge* const logits = recorded({&x}) ? log_softmax_argument(x) : nullptr) {
     const Tensor dx = empty(x.shape(), DType::f32, x.device());
@@ -167,41 +212,90 @@ Variable nll_loss(const Variable& x, const Tensor& labels) {
   return record(loss.value, {&x}, gradient, factors.normaliser);
 }
 
-Variable cross_entropy(const Variable& x, const Tensor& labels, double label_smoothing) {
+}  // namespace
+
+Variable nll_loss(const Variable& x, const Tensor& labels) {
+  require_labels("nll_loss", x, labels);
+  const LabelledRows rows(x, labels);
+  return nll_of_rows(rows.x, rows.labels, rows.factors);
+}
+
+Variable cross_entropy(const Variable& logits, const Tensor& of, double label_smoothing) {
   constexpr const char* kOp = CrossEntropyGradient::kName;
-  require_labels(kOp, x, labels);
+  require_labels(kOp, logits, of);
   require<UsageError>(label_smoothing >= 0 && label_smoothing <= 1, kOp, ": label smoothing ", label_smoothing,
                       ", expected 0 to 1");
-  if (label_smoothing == 0) return nll_loss(log_softmax(x), labels);
+  const LabelledRows rows(logits, of);
+  const auto& [x, labels, factors] = rows;
+  if (label_smoothing == 0) return nll_of_rows(log_softmax(x), labels, factors);
   const auto smoothing = static_cast<float>(label_smoothing);
-  const Factors factors(x.value(), labels, 1);
   const LossPlace loss(x.value());
   const Tensor y = result_of(x, x.shape());
   backend(y).log_softmax_forward(x.value(), y);
   backend(y).smoothed_nll_forward(y, labels, smoothing, factors.value, loss.whole);
-  const auto gradient = [&] {
+  const auto gradient = [&, &x = x, &labels = labels, &factors = factors] {
     return CrossEntropyGradient{{y, "log_softmax"}, {labels, "labels"}, smoothing, factors.gradient, loss.block_sums};
   };
   return record(loss.value, {&x}, gradient, factors.normaliser);
 }
 
 std::int64_t count_in_top(const Variable& x, const Tensor& labels, std::int64_t k) {
+  require_rank("count_in_top", x, 2, "(N, C)");
   require_labels("count_in_top", x, labels);
   require<UsageError>(k >= 1 && k <= x.shape()[1], "count_in_top: the largest ", k, " of ", x.shape()[1],
                       " classes, expected 1 to ", x.shape()[1]);
   return backend(x.value()).count_in_top(x.value(), labels, k);
 }
 
-Variable mse_loss(const Variable& input, const Tensor& target) {
-  require_floats("mse_loss", input);
-  require_floats("mse_loss", Variable(target));
-  const Variable x = to_plain(input);
-  require<ShapeError>(target.layout() == Layout::plain, "mse_loss: target in layout ", name(target.layout()),
+namespace {
+
+/// Checks the arguments of a loss of elements; gives the prediction in the plain layout.
+Variable prediction(const char* op, const Variable& input, const Tensor& target) {
+  require_floats(op, input);
+  require_floats(op, Variable(target));
+  require<ShapeError>(target.layout() == Layout::plain, op, ": target in layout ", name(target.layout()),
                       ", expected plain");
-  require<ShapeError>(x.shape() == target.shape() && x.shape().rank() >= 1, "mse_loss: input ", x.shape(),
-                      " and target ", target.shape(), " differ");
-  require<DeviceError>(target.device() == x.device(), "mse_loss: input on ", x.device(), ", target on ",
-                       target.device());
+  const Variable x = to_plain(input);
+  require<ShapeError>(x.shape() == target.shape() && x.shape().rank() >= 1, op, ": input ", x.shape(), " and target ",
+                      target.shape(), " differ");
+  require<DeviceError>(target.device() == x.device(), op, ": input on ", x.device(), ", target on ", target.device());
+  return x;
+}
+
+/// The mean of f of all elements; without a target f is copy.
+template <Pointwise kFunction>
+Variable element_loss(const Variable& x, const Tensor& target) {
+  const Shape& shape = x.shape();
+  const Factors factors(x.value(), target.defined() ? target : x.value(), shape.count_from(1));
+  Tensor each = x.value();
+  if (kFunction != Pointwise::copy) {
+    each = empty(shape, DType::f32, x.device());
+    backend(each).pointwise(kFunction, shape, {broadcast(x.value(), shape), broadcast(target, shape), {}},
+                            broadcast(each, shape));
+    each.set_stamp(x.value().stamp().stamped() ? x.value().stamp() : target.stamp());
+  }
+  const Tensor loss = empty({}, DType::f32, x.device());
+  Shape one;
+  for (int d = 0; d < shape.rank(); ++d) one.append(1);
+  backend(loss).sum(each, true, loss.reshape(one));
+  backend(loss).scale(loss, factors.value);
+  const auto gradient = [&] {
+    ElementLossGradient<kFunction> kept{{}, {}, shape, factors.gradient};
+    if (target.defined()) kept.x = SavedTensor(x, "input"), kept.target = SavedTensor(target, "target");
+    return kept;
+  };
+  return record(loss, {&x}, gradient, factors.normaliser);
+}
+
+template <Pointwise kFunction>
+Variable checked_loss(const Variable& x, const Tensor& target) {
+  return element_loss<kFunction>(prediction(loss_of(kFunction).name, x, target), target);
+}
+
+}  // namespace
+
+Variable mse_loss(const Variable& input, const Tensor& target) {
+  const Variable x = prediction("mse_loss", input, target);
   const Factors factors(x.value(), target, x.shape().count_from(1));
   const LossPlace loss(x.value());
   backend(target).mse_loss_forward(x.value(), target, factors.value, loss.whole);
@@ -224,6 +318,21 @@ float mean_of_blocks(std::span<const float> sums, std::int64_t terms) {
   add_by_tree(0, static_cast<int>(parts.size()), leaf,
               [&](int to, int from) { parts[static_cast<std::size_t>(to)] += parts[static_cast<std::size_t>(from)]; });
   return parts.at(0) * (1.0f / static_cast<float>(terms));
+}
+
+Variable l1_loss(const Variable& x, const Tensor& target) { return checked_loss<Pointwise::absolute_error>(x, target); }
+Variable binary_cross_entropy(const Variable& x, const Tensor& target) {
+  return checked_loss<Pointwise::cross_entropy>(x, target);
+}
+Variable binary_cross_entropy_with_logits(const Variable& x, const Tensor& target) {
+  return checked_loss<Pointwise::logit_cross_entropy>(x, target);
+}
+
+Variable batch_mean(const Variable& input) {
+  require_floats("batch_mean", input);
+  const Variable x = to_plain(input);
+  require<ShapeError>(x.shape().rank() >= 1, "batch_mean: got a scalar, expected (N, ...)");
+  return element_loss<Pointwise::copy>(x, {});
 }
 
 Variable mean_of_shards(std::span<const Variable> losses, std::span<const std::int64_t> rows, const Rows& batch,

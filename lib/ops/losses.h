@@ -14,19 +14,37 @@
 
 namespace duet::ops {
 
-/// -mean of x[i, labels[i]]: x (N, C) log-probabilities, labels i64 (N) -> scalar. Throws ShapeError for a label
-/// outside [0, C). An empty batch gives nan, as in PyTorch. Where x is log_softmax's own result, backward goes from the
-/// labels to log_softmax's argument in one kernel, and in none at all where it starts at this loss, from 1: that
-/// gradient is made with the value.
+/// -mean of x[i, labels[i]]: x (N, C) log-probabilities, labels i64 (N) -> scalar; or (N, ..., C) and (N, ...), classes
+/// last, where PyTorch has them in dimension 1. Throws ShapeError for a label outside [0, C). An empty batch gives nan,
+/// as in PyTorch. Where x is log_softmax's own result, backward goes from the labels to log_softmax's argument in one
+/// kernel, and in none at all where it starts at this loss, from 1: that gradient is made with the value.
 Variable nll_loss(const Variable& x, const Tensor& labels);
 
-/// nll_loss of log_softmax(x), with label smoothing as torch.nn.CrossEntropyLoss: x (N, C) logits, labels i64 (N) ->
-/// scalar, the mean over rows of -sum_c t_c log_softmax(x)_c, where t is label_smoothing / C, and at the label
-/// 1 - label_smoothing more. Throws UsageError unless 0 <= label_smoothing <= 1, ShapeError for a label outside [0, C).
+/// nll_loss of log_softmax(x), with label smoothing as torch.nn.CrossEntropyLoss: x (N, C) logits, labels i64 (N),
+/// or more dimensions as nll_loss -> scalar, the mean over rows of -sum_c t_c log_softmax(x)_c, where t is
+/// label_smoothing / C, and at the label 1 - label_smoothing more. Throws UsageError unless 0 <= label_smoothing <= 1,
+/// ShapeError for a label outside [0, C).
 Variable cross_entropy(const Variable& x, const Tensor& labels, double label_smoothing = 0);
 
 /// Mean of (x - target)^2 over all elements: (N, ...) both -> scalar.
 Variable mse_loss(const Variable& x, const Tensor& target);
+
+/// Mean of |x - target| over all elements: (N, ...) both -> scalar. Its slope is 0 where they are equal.
+Variable l1_loss(const Variable& x, const Tensor& target);
+
+/// Mean over all elements of -(target log(x) + (1 - target) log(1 - x)), logarithms at least -100, as in PyTorch: x
+/// (N, ...) probabilities of a class, target of x's shape, its probability -> scalar. NaN for an x outside [0, 1],
+/// where PyTorch throws.
+Variable binary_cross_entropy(const Variable& x, const Tensor& target);
+/// binary_cross_entropy of sigmoid(x), for logits of any size.
+Variable binary_cross_entropy_with_logits(const Variable& x, const Tensor& target);
+
+/// The mean of all elements of x (N, ...), as the end of a loss of one's own: unlike mean() it divides its gradient by
+/// the rows of the global batch, so that bits are equal on any number of devices. It is no operator for the middle of a
+/// network, where a loss behind it would divide a second time.
+///   const Variable error = prediction - target;
+///   const Variable loss = ops::batch_mean(error * error);
+Variable batch_mean(const Variable& x);
 
 /// What one of the losses above has added up in each block of its batch, by block, 0 of those of which it has no rows;
 /// before backward. Their sums over all devices and ranks make mean_of_blocks() the loss of the whole batch with the

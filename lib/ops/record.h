@@ -123,6 +123,14 @@ inline void require_rank(const char* op, const Variable& x, int rank, const char
   require_floats(op, x);
 }
 
+/// The number of dimension d, which counts from the end if it is negative.
+inline int dimension_of(const char* op, const Shape& shape, int d) {
+  const int at = d < 0 ? d + shape.rank() : d;
+  require<ShapeError>(at >= 0 && at < shape.rank(), op, ": dimension ", d, " of shape ", shape, ", expected ",
+                      -shape.rank(), " to ", shape.rank() - 1);
+  return at;
+}
+
 /// The edge of the gradient of log_softmax's argument, if y is its result and on the tape; else null. A loss whose
 /// gradient is known at the argument sends it there: gradients add up, so y may have other consumers.
 const Edge* log_softmax_argument(const Variable& y);

@@ -1,12 +1,16 @@
 // Operators of image networks on a GPU, against the reference and to the CPU's bits: average pools, groups,
-// mul, concat, softmax, smoothed losses, top k.
+// mul, concat, softmax, smoothed losses, top k; arithmetic and functions of elements.
 #include <cmath>
 #include <cstdint>
+#include <functional>
 #include <vector>
 
+#include "lib/backend/backend.h"
+#include "lib/ops/custom.h"
 #include "lib/ops/losses.h"
 #include "lib/ops/ops.h"
 #include "tests/cuda/gpu.h"
+#include "tests/ops/operator_cases.h"
 
 using namespace duet;
 using namespace duet_test;
@@ -155,4 +159,95 @@ TEST_CASE("cuda: count_in_top counts as the CPU does, ties and NaN included") {
       CHECK(ops::count_in_top(Variable(on_gpu(x)), on_gpu(labels), k) == ops::count_in_top(Variable(x), labels, k));
     }
   }
+}
+
+TEST_CASE("cuda: arithmetic with broadcasting equals the reference", "[order]") {
+  DUET_NEEDS_CUDA();
+  Mt19937 generator(121);
+  std::vector<std::vector<Shape>> pairs = {{{2, 300}, {300}}, {{40, 2}, {40, 1}}, {{3}, {2, 3, 5, 1, 3}}, {{}, {70}}};
+  for (int i = 0; i < 8; ++i) pairs.push_back(random_pair(generator));
+  for (const auto& pair : pairs)
+    for (const OperatorCase& c : arithmetic_cases(pair[0], pair[1], generator)) check_operator(c, kGpu, generator);
+}
+
+TEST_CASE("cuda: functions of elements equal the reference") {
+  DUET_NEEDS_CUDA();
+  Mt19937 generator(122);
+  for (const Shape& shape : {Shape{}, Shape{7}, Shape{2, 3, 2, 5}, Shape{0, 4}, Shape{300}})
+    for (const OperatorCase& c : function_cases(shape, generator)) check_operator(c, kGpu, generator);
+}
+
+TEST_CASE("cuda: sums, means, shapes and parts equal the reference", "[order]") {
+  DUET_NEEDS_CUDA();
+  Mt19937 generator(123);
+  std::vector<Shape> shapes = {{70}, {2, 300}, {300, 3}, {9, 17, 5}, {5, 1, 3, 1, 2}, {40, 100}};
+  for (int i = 0; i < 8; ++i) shapes.push_back(random_shape(generator, 1, 5));
+  for (const Shape& shape : shapes)
+    for (const OperatorCase& c : shape_cases(shape, generator)) check_operator(c, kGpu, generator);
+}
+
+TEST_CASE("cuda: products of matrices and softmax along any dimension equal the reference") {
+  DUET_NEEDS_CUDA();
+  Mt19937 generator(124);
+  for (const Shape& batch : {Shape{}, Shape{3}, Shape{2, 3}, Shape{0, 2}})
+    for (const OperatorCase& c : product_cases(batch, 7, 5, 9, generator)) check_operator(c, kGpu, generator);
+  for (const OperatorCase& c : product_cases({2}, 3, 0, 2, generator)) check_operator(c, kGpu, generator);
+  for (int d = 0; d < 3; ++d)
+    for (const OperatorCase& c : softmax_cases({3, 4, 5}, d, generator)) check_operator(c, kGpu, generator);
+  for (const Precision precision : kPrecisions) {
+    const WithPrecision set(precision);
+    const OperatorCase c = product_cases({3}, 20, 30, 10, generator)[0];
+    const Variable y = ops::matmul(on_gpu(c.inputs[0]), on_gpu(c.inputs[1]));
+    CAPTURE(name(precision));
+    CHECK(gpu_error(y.value(), c.reference(c.inputs)) < tolerance(precision));
+  }
+}
+
+TEST_CASE("cuda: losses of elements equal the reference") {
+  DUET_NEEDS_CUDA();
+  Mt19937 generator(125);
+  for (const Shape& shape : {Shape{1}, Shape{40, 70}, Shape{3, 2, 5}})
+    for (const OperatorCase& c : loss_cases(shape, generator)) check_operator(c, kGpu, generator);
+}
+
+TEST_CASE("cuda: transposed convolutions, embedding, layer_norm and attention equal the reference") {
+  DUET_NEEDS_CUDA();
+  Mt19937 generator(126);
+  for (const OperatorCase& c : conv_transpose_cases(generator)) check_operator(c, kGpu, generator);
+  for (const OperatorCase& c : sequence_cases(generator)) check_operator(c, kGpu, generator);
+  const Variable rows = ops::embedding(gpu_leaf(random_array({4, 3}, generator)), on_gpu(label_tensor({3, 4, -1})));
+  const Array values = as_array(rows.value());
+  for (std::int64_t i = 0; i < 9; ++i) CHECK(std::isnan(values[i]) == (i >= 3));
+}
+
+namespace {
+
+/// x * b of columns b, by kernels on the device's stream.
+struct Scaled {
+  static constexpr const char* kName = "scaled";
+  static constexpr bool kSumsRows = true;
+  Tensor forward(const ops::Tensors& in) { return product(in[0], in[1]); }
+  ops::Tensors backward(const Tensor& dy, const ops::Tensors& in, const Tensor&) {
+    return {product(dy, in[1]), product(dy, in[0])};
+  }
+  static Tensor product(const Tensor& x, const Tensor& b) {
+    const Tensor y = empty(x.shape(), DType::f32, x.device());
+    backend(y).pointwise(Pointwise::mul, y.shape(), {broadcast(x, y.shape()), broadcast(b, y.shape()), {}},
+                         broadcast(y, y.shape()));
+    return y;
+  }
+};
+
+}  // namespace
+
+TEST_CASE("cuda: an operator of one's own runs on the device, and check_gradients passes it") {
+  DUET_NEEDS_CUDA();
+  Mt19937 generator(127);
+  const auto run = [](const std::vector<Variable>& x) { return ops::custom(Scaled{}, {x[0], x[1]}); };
+  check_operator({"scaled",
+                  {random_array({4, 3}, generator), random_array({3}, generator)},
+                  run,
+                  [](const std::vector<Array>& x) { return map(x[0], x[1], std::multiplies()); }},
+                 kGpu, generator);
+  ops::check_gradients(run, {on_gpu(random_array({2, 3}, generator)), on_gpu(random_array({3}, generator))});
 }

@@ -313,7 +313,17 @@ TEST_CASE("cuda: every operator refuses arguments of two devices, and says which
          gpu.all_reduce_devices({&c, 1}, {&c2, 1}, DeviceSum::tree);
        }},
       {"gather_images", [&] { gpu.gather_images(index, labels, labels2, 0, 1, image, {}); }},
-      {"mul", [&] { gpu.mul(rows, rows2, rows); }},
+      {"pointwise",
+       [&] {
+         gpu.pointwise(Pointwise::copy, {2, 2}, {{.tensor = rows}, {}, {}}, {.tensor = rows2});
+       }},
+      {"sum", [&] { gpu.sum(rows, true, rows2); }},
+      {"matmul",
+       [&] {
+         gpu.matmul(rows, false, rows2, true, on({2, 2}));
+       }},
+      {"gather_rows", [&] { gpu.gather_rows(rows, labels2, rows); }},
+      {"sum_gathered_rows", [&] { gpu.sum_gathered_rows(rows, labels2, rows); }},
       {"softmax_forward", [&] { gpu.softmax_forward(rows, rows2); }},
       {"softmax_backward", [&] { gpu.softmax_backward(rows, rows2, rows); }},
       {"smoothed_nll_forward", [&] { gpu.smoothed_nll_forward(rows, labels2, 0.1f, 1, one); }},

@@ -162,9 +162,9 @@ def check_own_network(programs, _, name):
 
 
 def check_page(_, sources, name):
-    """The page shows lines of the program, and of its module."""
+    """The page shows lines of the program, of its module, and of its operator."""
     program = ""
-    for source in (name, name + "_module"):
+    for source in (name, name + "_module", "own_operator"):
         with open(os.path.join(sources, source + ".cpp"), encoding="utf-8") as file:
             program += file.read()
     with open(os.path.join(sources, "..", "docs", name + ".md"), encoding="utf-8") as file:
@@ -287,7 +287,7 @@ def check_wrong_arguments(programs, _, name):
 
 
 CHECKS = [(check_golden, name) for name in ("partition", "plain_loop", "random_dataset_dp", "a_simple_net", "collectives", "comm_hook",
-                                            "ring_all_reduce", "two_processes")]
+                                            "ring_all_reduce", "two_processes", "own_operator")]
 CHECKS += [(check_eight_devices, "random_dataset_dp"), (check_gpus, "random_dataset_dp")]
 CHECKS += [(check_toy_regression, "toy_regression"), (check_tutorials, "tutorials"),
            (check_pictures, "draw_pictures")]

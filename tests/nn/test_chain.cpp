@@ -169,6 +169,8 @@ TEST_CASE("layers that no fused operator covers run one by one") {
       {"no relu", {linear, dropout}, row, "linear dropout"},
       {"a subclass", {layer<OwnLinear>(4, 4), relu}, row, "linear dropout relu"},
       {"a nested container", {linear, nested}, row, "linear relu"},
+      {"vectors in more dimensions", {linear, relu, dropout}, {2, 3, 4}, "linear relu dropout"},
+      {"another dimension", {linear, layer<LogSoftmax>(0)}, row, "linear transpose log_softmax transpose"},
   };
   for (const Case& c : cases) {
     CAPTURE(c.what);

@@ -65,15 +65,16 @@ TEST_CASE("an error in a layer names the layer, once") {
   CHECK_THAT(text_of<ShapeError>(model, zeros({4, 3, 5, 5})), ContainsSubstring(kThreeChannels));
   CHECK(text_of<ShapeError>(model, zeros({4, 3, 5, 5})).rfind(kThreeChannels, 0) == 0);
   CHECK(text_of<ShapeError>(model, zeros({4, 2, 5, 5})) ==
-        "fc (Linear): linear: got shape [4, 2, 5, 5], expected (N, I)");
+        "fc (Linear): linear: input [4, 2, 5, 5] and weights [2, 4] disagree about the number of inputs");
   Linear alone(4, 2);
-  CHECK(text_of<ShapeError>(alone, zeros({3})) == "Linear: linear: got shape [3], expected (N, I)");
+  CHECK(text_of<ShapeError>(alone, zeros({3})) == "Linear: linear: got shape [3], expected (N, ..., I)");
 }
 
 TEST_CASE("an error in a child of a Sequential names the child where no layer inside is the cause") {
   Net model(0);
   CHECK(text_of<ShapeError>(model, zeros({4, 2, 5, 5})) ==
-        "features.1 (Residual): add: shapes [4, 2, 5, 5] and [4, 2, 3, 3] differ");
+        "features.1 (Residual): add: shapes [4, 2, 5, 5] and [4, 2, 3, 3] differ in dimension -2, expected "
+        "equal sizes or 1");
 }
 
 TEST_CASE("under DataParallel the replica is named before the layer") {

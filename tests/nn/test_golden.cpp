@@ -13,6 +13,7 @@
 #include "lib/nn/layers.h"
 #include "lib/nn/simple_cnn.h"
 #include "lib/ops/losses.h"
+#include "lib/ops/ops.h"
 #include "lib/optim/sgd.h"
 #include "lib/random.h"
 #include "tests/support/catch2.h"
@@ -81,6 +82,37 @@ TEST_CASE("a convolution in groups has PyTorch's initial weights, bit for bit, a
   double total = 0;
   for (const float value : y.value().span<float>()) total += std::abs(static_cast<double>(value));
   CHECK(total == Approx(23.681549564).epsilon(1e-6));
+}
+
+TEST_CASE("a transposed convolution, an embedding and a layer norm have PyTorch's initial weights and values") {
+  // torch.manual_seed(1234); c = ConvTranspose2d(4, 6, 3, stride=2, padding=1, output_padding=1, groups=2);
+  // y = c(torch.sin(torch.arange(72.)).view(2, 4, 3, 3)), torch 2.15.0
+  const auto sines = [](const Shape& shape) {
+    Tensor x = empty(shape);
+    for (std::int64_t i = 0; i < x.count(); ++i) x.data<float>()[i] = std::sin(static_cast<float>(i));
+    return x;
+  };
+  nn::ConvTranspose2d conv(4, 6, 3, {.stride = 2, .padding = 1, .output_padding = 1, .groups = 2});
+  conv.initialise(std::uint64_t{1234});
+  CHECK(digest(conv) == "39dc74089d139369392c733a4a4dd87bb911ff7aa104c2c8ce93765333df3144");
+  const Variable y = ops::to_plain(conv(sines({2, 4, 3, 3})));
+  CHECK(y.shape() == Shape{2, 6, 6, 6});
+  const float first[] = {-.1936819702f, -.1995118856f, -.2757684290f, -.2736451030f};
+  for (int i = 0; i < 4; ++i) CHECK(std::abs(y.value().data<float>()[i] - first[i]) < 1e-6f);
+  // torch.manual_seed(1234); Embedding(5, 3); of 16 numbers and more the last bits are the machine's: Embedding(10, 7).
+  nn::Embedding small(5, 3), large(10, 7);
+  small.initialise(std::uint64_t{1234});
+  large.initialise(std::uint64_t{1234});
+  CHECK(digest(small) == "b9145dad298adc9ed09066e1cb25ea4e685059492fe5bd768aa4f6845c55509b");
+  const float numbers[] = {-.1117185652f, -.4965901077f, .1630737036f, -.8816877604f};
+  for (int i = 0; i < 4; ++i) CHECK(std::abs(large.parameters().value(0).data<float>()[i] - numbers[i]) < 1e-6f);
+  CHECK(small(Variable(from_values<std::int64_t>({2}, {4, 0}))).value().data<float>()[3] ==
+        small.parameters().value(0).data<float>()[0]);
+  // LayerNorm(5)(torch.sin(torch.arange(10.)).view(2, 5))
+  nn::LayerNorm norm({5});
+  const Variable z = norm(sines({2, 5}));
+  const float normalised[] = {-.37122011f, 1.00475919f, 1.11566961f, -.14045969f, -1.60874903f};
+  for (int i = 0; i < 5; ++i) CHECK(std::abs(z.value().data<float>()[i] - normalised[i]) < 1e-6f);
 }
 
 TEST_CASE("the same without fused rounding are those of PyTorch for processors without AVX2") {

@@ -56,6 +56,19 @@ TEST_CASE("layers print as PyTorch's") {
         "Conv2d(4, 8, kernel_size=(3, 3), stride=(2, 2), padding=(1, 1), groups=2)");
   CHECK(Conv2d(4, 8, 3, {.bias = false, .groups = 4}).str() ==
         "Conv2d(4, 8, kernel_size=(3, 3), stride=(1, 1), groups=4, bias=False)");
+  CHECK(ConvTranspose2d(3, 6, 3).str() == "ConvTranspose2d(3, 6, kernel_size=(3, 3), stride=(1, 1))");
+  CHECK(ConvTranspose2d(4, 6, 4, {.stride = 2, .padding = 1, .output_padding = 1, .bias = false, .groups = 2}).str() ==
+        "ConvTranspose2d(4, 6, kernel_size=(4, 4), stride=(2, 2), padding=(1, 1), output_padding=(1, 1), groups=2, "
+        "bias=False)");
+  CHECK(Sigmoid().str() == "Sigmoid()");
+  CHECK(Tanh().str() == "Tanh()");
+  CHECK(GELU().str() == "GELU(approximate='none')");
+  CHECK(LeakyReLU().str() == "LeakyReLU(negative_slope=0.01)");
+  CHECK(LeakyReLU(0.2).str() == "LeakyReLU(negative_slope=0.2)");
+  CHECK(LayerNorm({10}).str() == "LayerNorm((10,), eps=1e-05, elementwise_affine=True, bias=True)");
+  CHECK(LayerNorm({3, 4}, 1e-6, false).str() == "LayerNorm((3, 4), eps=1e-06, elementwise_affine=True, bias=False)");
+  CHECK(Embedding(10, 3).str() == "Embedding(10, 3)");
+  CHECK(Softmax(-1).str() == "Softmax(dim=-1)");
   CHECK(Dropout(0.25).str() == "Dropout(p=0.25, inplace=False)");
   CHECK(Dropout().str() == "Dropout(p=0.5, inplace=False)");
   CHECK(Dropout(1.0 / 3).str() == "Dropout(p=0.3333333333333333, inplace=False)");

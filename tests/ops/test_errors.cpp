@@ -87,7 +87,8 @@ TEST_CASE("linear, log_softmax and flatten name what they got") {
               "linear: input [2, 4] and weights [3, 5] disagree about the number of inputs");
   CHECK_ERROR(ops::linear(of({2, 5}), of({3, 5}), of({2})), ShapeError, "linear: bias [2], expected [3]");
   CHECK_ERROR(ops::linear(of({2, 5, 1}), of({3, 5}), Variable()), ShapeError,
-              "linear: got shape [2, 5, 1], expected (N, I)");
+              "linear: input [2, 5, 1] and weights [3, 5] disagree about the number of inputs");
+  CHECK_ERROR(ops::linear(of({5}), of({3, 5}), Variable()), ShapeError, "linear: got shape [5], expected (N, ..., I)");
   CHECK_ERROR(ops::linear(of({2, 5}), elsewhere({3, 5}), Variable()), DeviceError,
               "linear: arguments lie on cpu:0 and cpu:1, expected one device");
   CHECK_ERROR(ops::linear_relu_dropout(of({2, 4}), of({3, 5}), Variable(), {}), ShapeError,
@@ -99,7 +100,8 @@ TEST_CASE("linear, log_softmax and flatten name what they got") {
 }
 
 TEST_CASE("add, relu, dropout and flatten refuse other dtypes and nothing") {
-  CHECK_ERROR(ops::add(of({2, 3}), of({3, 2})), ShapeError, "add: shapes [2, 3] and [3, 2] differ");
+  CHECK_ERROR(ops::add(of({2, 3}), of({3, 2})), ShapeError,
+              "add: shapes [2, 3] and [3, 2] differ in dimension -2, expected equal sizes or 1");
   CHECK_ERROR(ops::add(of({2}), elsewhere({2})), DeviceError,
               "add: arguments lie on cpu:0 and cpu:1, expected one device");
   CHECK_ERROR(ops::add(of({2}), bytes({2})), ShapeError, "add: got u8, expected f32");

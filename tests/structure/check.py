@@ -48,13 +48,13 @@ MAX_FILES = 30
 MAX_FUNCTION = 60  # lines
 # Parts of the tree -> most files and lines of all together. A commit that raises one says why.
 BUDGETS = {
-    ("lib",): (188, 24_420),
+    ("lib",): (197, 26_200),
     ("samplers",): (6, 390),
     ("dp",): (10, 1_650),
     ("ddp",): (86, 14_290),
     ("torch",): (31, 3_750),
     PROGRAM: (81, 13_240),
-    ("examples",): (22, 2_170),
+    ("examples",): (23, 2_220),
 }
 
 # Vendor header -> files that may include it.

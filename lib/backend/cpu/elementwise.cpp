@@ -39,10 +39,6 @@ void CpuBackend::add(const Tensor& a, const Tensor& b, const Tensor& y) {
   kernels_.add(a.data<float>(), b.data<float>(), y.data<float>(), a.count());
 }
 
-void CpuBackend::mul(const Tensor& a, const Tensor& b, const Tensor& y) {
-  kernels_.mul(a.data<float>(), b.data<float>(), y.data<float>(), a.count());
-}
-
 void CpuBackend::scale(const Tensor& x, float factor) { kernels_.scale(x.data<float>(), factor, x.count()); }
 
 void CpuBackend::fill(const Tensor& x, float value) { std::fill_n(x.data<float>(), x.count(), value); }

@@ -1,4 +1,4 @@
-// Linear layers, alone, with relu and dropout, and with log_softmax.
+// Linear layers, alone, with relu and dropout, and with log_softmax; products of matrices.
 #include <algorithm>
 #include <cstdint>
 
@@ -24,7 +24,7 @@ void for_each_share(CpuDevice& device, std::int64_t n, Task task) {
 void CpuBackend::linear_forward(const Tensor& x, const Tensor& w, const Tensor& b, const Tensor& y) {
   const std::int64_t in = w.size(1), out = w.size(0);
   CpuDevice& device = this->device(x);
-  for_each_share(device, x.size(0), [&](std::int64_t begin, std::int64_t rows, int id) {
+  for_each_share(device, vectors_of(x.shape()), [&](std::int64_t begin, std::int64_t rows, int id) {
     kernels_.linear(x.data<float>() + begin * in, w.data<float>(), b.defined() ? b.data<float>() : nullptr,
                     y.data<float>() + begin * out, rows, in, out,
                     device.worker(id).row.bytes(kernels_.linear_forward_scratch_bytes(in, out)));
@@ -33,10 +33,12 @@ void CpuBackend::linear_forward(const Tensor& x, const Tensor& w, const Tensor& 
 
 void CpuBackend::linear_backward(const Tensor& dy, const Tensor& x, const Tensor& w, const Tensor& dx, const Tensor& dw,
                                  const Tensor& db) {
-  const std::int64_t in = w.size(1), out = w.size(0);
+  const std::int64_t in = w.size(1), out = w.size(0), vectors = vectors_of(x.shape());
   CpuDevice& device = this->device(x);
   if (dw.defined()) {
-    const Blocks blocks = blocks_of(x);
+    Blocks blocks = blocks_of(x);
+    if (x.shape().rank() > 2)
+      for (std::int64_t& bound : blocks.ranges) bound *= vectors_of(x.shape().with(0, 1));
     constexpr std::int64_t kColumns = 64;
     const std::int64_t groups = (in + kColumns - 1) / kColumns;
     ThreadPool& pool = device.pool();
@@ -45,14 +47,41 @@ void CpuBackend::linear_backward(const Tensor& dy, const Tensor& x, const Tensor
       const std::int64_t end = std::min(in, groups * (part + 1) / pool.workers() * kColumns);
       kernels_.linear_backward_weights(x.data<float>(), dy.data<float>(), dw.data<float>(), in, out, begin, end,
                                        leaves_of(blocks),
-                                       device.worker(id).row.bytes(kernels_.linear_scratch_bytes(x.size(0), out)));
+                                       device.worker(id).row.bytes(kernels_.linear_scratch_bytes(vectors, out)));
     });
     if (db.defined()) kernels_.sum_rows(dy.data<float>(), db.data<float>(), out, leaves_of(blocks));
   }
   if (!dx.defined()) return;
-  for_each_share(device, dy.size(0), [&](std::int64_t begin, std::int64_t rows, int id) {
+  for_each_share(device, vectors, [&](std::int64_t begin, std::int64_t rows, int id) {
     kernels_.linear_backward_data(dy.data<float>() + begin * out, w.data<float>(), dx.data<float>() + begin * in, rows,
                                   in, out, device.worker(id).row.bytes(kernels_.linear_scratch_bytes(rows, out)));
+  });
+}
+
+void CpuBackend::matmul(const Tensor& a, bool a_transposed, const Tensor& b, bool b_transposed, const Tensor& y) {
+  const std::int64_t m = y.size(-2), p = y.size(-1), k = a.size(a_transposed ? -2 : -1);
+  if (y.count() == 0) return;
+  if (k == 0) return fill(y, 0);
+  CpuDevice& device = this->device(y);
+  ThreadPool& pool = device.pool();
+  const std::int64_t matrices = y.count() / (m * p);
+  pool.run(pool.workers(), [&](int part, int id) {
+    Worker& worker = device.worker(id);
+    // The kernel takes rows of a and of b transposed.
+    const auto rows_of_matrix = [](const Tensor& x, std::int64_t i, bool transposes, std::int64_t rows,
+                                   std::int64_t columns, Scratch& scratch) -> const float* {
+      const float* const from = x.data<float>() + i * rows * columns;
+      if (!transposes) return from;
+      float* const to = scratch.floats(rows * columns);
+      for (std::int64_t r = 0; r < rows; ++r)
+        for (std::int64_t c = 0; c < columns; ++c) to[r * columns + c] = from[c * rows + r];
+      return to;
+    };
+    for (std::int64_t i = block_begin(part, matrices, pool.workers());
+         i < block_begin(part + 1, matrices, pool.workers()); ++i)
+      kernels_.linear(rows_of_matrix(a, i, a_transposed, m, k, worker.image),
+                      rows_of_matrix(b, i, !b_transposed, p, k, worker.weights), nullptr, y.data<float>() + i * m * p,
+                      m, k, p, worker.row.bytes(kernels_.linear_forward_scratch_bytes(k, p)));
   });
 }
 

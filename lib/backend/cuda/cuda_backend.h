@@ -90,6 +90,7 @@ class CudaBackend final : public Backend {
   void linear_forward(const Tensor& x, const Tensor& w, const Tensor& b, const Tensor& y) override;
   void linear_backward(const Tensor& dy, const Tensor& x, const Tensor& w, const Tensor& dx, const Tensor& dw,
                        const Tensor& db) override;
+  void matmul(const Tensor& a, bool a_transposed, const Tensor& b, bool b_transposed, const Tensor& y) override;
   void linear_relu_dropout_forward(const Tensor& x, const Tensor& w, const Tensor& b, const Tensor& y,
                                    const DropoutKey& dropout) override;
   void linear_relu_dropout_backward(const Tensor& dy, const Tensor& y, const Tensor& x, const Tensor& w,
@@ -102,7 +103,10 @@ class CudaBackend final : public Backend {
   void dropout_mask(const Tensor& mask, const DropoutKey& key) override;
   void dropout_apply(const Tensor& x, const Tensor& mask, float scale, const Tensor& y) override;
   void add(const Tensor& a, const Tensor& b, const Tensor& y) override;
-  void mul(const Tensor& a, const Tensor& b, const Tensor& y) override;
+  void pointwise(Pointwise f, const Shape& shape, const PointwiseInputs& inputs, const Strided& y) override;
+  void sum(const Tensor& x, bool over_rows, const Tensor& y) override;
+  void gather_rows(const Tensor& table, const Tensor& indices, const Tensor& y) override;
+  void sum_gathered_rows(const Tensor& dy, const Tensor& indices, const Tensor& dtable) override;
   void scale(const Tensor& x, float factor) override;
   void fill(const Tensor& x, float value) override;
   void increment(const Tensor& counter) override;

@@ -43,11 +43,6 @@ void CudaBackend::add(const Tensor& a, const Tensor& b, const Tensor& y) {
   kernels::add(a.data<float>(), b.data<float>(), y.data<float>(), a.count(), on(a).stream());
 }
 
-void CudaBackend::mul(const Tensor& a, const Tensor& b, const Tensor& y) {
-  same_device("mul", {{"a", a}, {"b", b}, {"y", y}});
-  kernels::mul(a.data<float>(), b.data<float>(), y.data<float>(), a.count(), on(a).stream());
-}
-
 void CudaBackend::scale(const Tensor& x, float factor) {
   kernels::scale(x.data<float>(), factor, x.count(), on(x).stream());
 }

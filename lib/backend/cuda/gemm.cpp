@@ -1,5 +1,6 @@
 // Linear layers, alone, with relu and dropout, and with log_softmax: by cuBLAS, small ones by own kernels. cuBLAS
 // counts columns first: a row-major matrix is the transpose of what it sees.
+#include <algorithm>
 #include <cstdint>
 #include <optional>
 
@@ -26,30 +27,41 @@ Tensor in_bfloat16(CudaDevice& device, const Tensor& x) {
   return copy;
 }
 
-/// c (m, n) = a (m, k) b (k, n), all row-major, after the transpositions; in cuBLAS's order c^T = b^T a^T.
-void multiply(CudaDevice& device, const Matrix& a, const Matrix& b, const Tensor& c, std::int64_t inner) {
+/// c (m, n) = a (m, k) b (k, n), all row-major, after the transpositions, for each of `matrices`; in cuBLAS's order
+/// c^T = b^T a^T.
+void multiply(CudaDevice& device, const Matrix& a, const Matrix& b, const Tensor& c, std::int64_t inner,
+              std::int64_t matrices = 1) {
   const char* const op = current_operator();
   if (c.count() == 0) return;
   if (inner == 0) return check(cudaMemsetAsync(c.raw(), 0, c.bytes(), device.stream()), op);
-  const int m = to_int(c.size(0), "rows"), n = to_int(c.size(1), "columns"), k = to_int(inner, "inner size");
+  const int m = to_int(c.size(-2), "rows"), n = to_int(c.size(-1), "columns"), k = to_int(inner, "inner size");
   const int a_pitch = a.transposed ? m : k, b_pitch = b.transposed ? k : n;
   const cublasOperation_t a_op = a.transposed ? CUBLAS_OP_T : CUBLAS_OP_N,
                           b_op = b.transposed ? CUBLAS_OP_T : CUBLAS_OP_N;
   constexpr float kOne = 1, kZero = 0;
   const cublasHandle_t handle = device.cublas();
-  const Precision precision = device.precision();
-  check(cublasSetMathMode(handle, math_of(precision)), op);
-  if (precision == Precision::bf16) {
-    const Tensor left = in_bfloat16(device, a.values), right = in_bfloat16(device, b.values);
-    return check(
-        cublasGemmEx(handle, b_op, a_op, n, m, k, &kOne, right.raw(), CUDA_R_16BF, b_pitch, left.raw(), CUDA_R_16BF,
-                     a_pitch, &kZero, c.raw(), CUDA_R_32F, n, CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT),
-        op);
-  }
-  check(cublasSgemm(handle, b_op, a_op, n, m, k, &kOne, b.values.data<float>(), b_pitch, a.values.data<float>(),
-                    a_pitch, &kZero, c.data<float>(), n),
+  const bool rounds = device.precision() == Precision::bf16;
+  check(cublasSetMathMode(handle, math_of(device.precision())), op);
+  const Tensor left = rounds ? in_bfloat16(device, a.values) : a.values,
+               right = rounds ? in_bfloat16(device, b.values) : b.values;
+  const cudaDataType type = rounds ? CUDA_R_16BF : CUDA_R_32F;
+  if (matrices > 1)
+    return check(cublasGemmStridedBatchedEx(handle, b_op, a_op, n, m, k, &kOne, right.raw(), type, b_pitch,
+                                            std::int64_t{k} * n, left.raw(), type, a_pitch, std::int64_t{m} * k, &kZero,
+                                            c.raw(), CUDA_R_32F, n, std::int64_t{m} * n, to_int(matrices, "matrices"),
+                                            CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT),
+                 op);
+  if (rounds)
+    return check(cublasGemmEx(handle, b_op, a_op, n, m, k, &kOne, right.raw(), type, b_pitch, left.raw(), type, a_pitch,
+                              &kZero, c.raw(), CUDA_R_32F, n, CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT),
+                 op);
+  check(cublasSgemm(handle, b_op, a_op, n, m, k, &kOne, right.data<float>(), b_pitch, left.data<float>(), a_pitch,
+                    &kZero, c.data<float>(), n),
         op);
 }
+
+/// The vectors of x (..., size) as rows of a matrix.
+Tensor in_rows(const Tensor& x) { return x.defined() ? x.reshape({vectors_of(x.shape()), x.size(-1)}) : x; }
 
 /// dw = dy^T x and dx = dy w, where they are wanted.
 void multiply_both(CudaDevice& device, const Tensor& dy, const Tensor& x, const Tensor& w, const Tensor& dx,
@@ -81,7 +93,8 @@ void small_forward(CudaDevice& device, const Tensor& x, const Tensor& w, const T
 
 }  // namespace
 
-void CudaBackend::linear_forward(const Tensor& x, const Tensor& w, const Tensor& b, const Tensor& y) {
+void CudaBackend::linear_forward(const Tensor& input, const Tensor& w, const Tensor& b, const Tensor& result) {
+  const Tensor x = in_rows(input), y = in_rows(result);
   same_device("linear_forward", {{"x", x}, {"w", w}, {"b", b}, {"y", y}});
   CudaDevice& device = on(x);
   if (is_small(w)) return small_forward(device, x, w, b, y, false);
@@ -99,8 +112,15 @@ void CudaBackend::linear_log_softmax_forward(const Tensor& x, const Tensor& w, c
                                to_int(y.size(1), "classes"), device.stream());
 }
 
-void CudaBackend::linear_backward(const Tensor& dy, const Tensor& x, const Tensor& w, const Tensor& dx,
-                                  const Tensor& dw, const Tensor& db) {
+void CudaBackend::matmul(const Tensor& a, bool a_transposed, const Tensor& b, bool b_transposed, const Tensor& y) {
+  same_device("matmul", {{"a", a}, {"b", b}, {"y", y}});
+  multiply(on(y), {a, a_transposed}, {b, b_transposed}, y, a.size(a_transposed ? -2 : -1),
+           vectors_of(y.shape()) / std::max<std::int64_t>(1, y.size(-2)));
+}
+
+void CudaBackend::linear_backward(const Tensor& gradient, const Tensor& input, const Tensor& w,
+                                  const Tensor& input_gradient, const Tensor& dw, const Tensor& db) {
+  const Tensor dy = in_rows(gradient), x = in_rows(input), dx = in_rows(input_gradient);
   same_device("linear_backward", {{"dy", dy}, {"x", x}, {"w", w}, {"dx", dx}, {"dw", dw}, {"db", db}});
   CudaDevice& device = on(x);
   if (is_small(w) && x.size(0) <= kMostSmallRows)

@@ -288,3 +288,20 @@ cublasStatus_t cublasGemmEx(cublasHandle_t handle, cublasOperation_t op_a, cubla
   return multiply("cublasGemmEx", *handle, op_a == CUBLAS_OP_T, op_b == CUBLAS_OP_T, m, n, k, {a, a_type, lda},
                   {b, b_type, ldb}, static_cast<float*>(c), ldc);
 }
+cublasStatus_t cublasGemmStridedBatchedEx(cublasHandle_t handle, cublasOperation_t op_a, cublasOperation_t op_b, int m,
+                                          int n, int k, const void* alpha, const void* a, cudaDataType a_type, int lda,
+                                          long long int stride_a, const void* b, cudaDataType b_type, int ldb,
+                                          long long int stride_b, const void* beta, void* c, cudaDataType c_type,
+                                          int ldc, long long int stride_c, int count, cublasComputeType_t compute,
+                                          cublasGemmAlgo_t) {
+  const bool known = a_type == b_type && c_type == CUDA_R_32F && compute == CUBLAS_COMPUTE_32F;
+  if (!is_plain(alpha, beta) || !known) return CUBLAS_STATUS_NOT_SUPPORTED;
+  const long long int bytes = a_type == CUDA_R_32F ? 4 : 2;
+  cublasStatus_t status = count > 0 ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_INVALID_VALUE;
+  for (int i = 0; i < count && status == CUBLAS_STATUS_SUCCESS; ++i)
+    status = multiply("cublasGemmStridedBatchedEx", *handle, op_a == CUBLAS_OP_T, op_b == CUBLAS_OP_T, m, n, k,
+                      {static_cast<const char*>(a) + i * stride_a * bytes, a_type, lda},
+                      {static_cast<const char*>(b) + i * stride_b * bytes, b_type, ldb},
+                      static_cast<float*>(c) + i * stride_c, ldc);
+  return status;
+}

@@ -60,6 +60,7 @@ constexpr auto kMove = [](auto a) { return a; };
 constexpr auto kNegateInteger = []<class T>(T a) { return difference(T(0), a); };
 constexpr auto kAbsoluteInteger = []<class T>(T a) { return a < 0 ? difference(T(0), a) : a; };
 constexpr auto kNegate = [](auto a) { return -a; };
+constexpr auto kCopySign = [](auto sign, auto size) { return std::copysign(size, sign); };
 constexpr auto kAbsolute = [](auto a) { return std::fabs(a); };
 constexpr auto kSquareRoot = [](auto a) { return std::sqrt(a); };
 constexpr auto kReciprocal = []<class T>(T a) { return T(1) / a; };
@@ -223,6 +224,14 @@ void fma_down(Thread& t, const Instruction& i) {
   set<float>(t, i.to[0], result);
 }
 
+void add_towards_zero(Thread& t, const Instruction& i) {
+  const volatile float a = get<float>(t, i.from[0]), b = get<float>(t, i.from[1]);  // as above
+  std::fesetround(FE_TOWARDZERO);
+  const volatile float result = a + b;
+  std::fesetround(FE_TONEAREST);
+  set<float>(t, i.to[0], result);
+}
+
 float flushed(float x) { return std::fpclassify(x) == FP_SUBNORMAL ? std::copysign(0.0f, x) : x; }
 
 /// Rounds `exact` and moves it at random by up to Options::approximate_ulps units in the last place.
@@ -240,6 +249,9 @@ void exp2_approximate(Thread& t, const Instruction& i) {
 }
 void log2_approximate(Thread& t, const Instruction& i) {
   set(t, i.to[0], approximate(t, std::log2(static_cast<double>(flushed(get<float>(t, i.from[0]))))));
+}
+void reciprocal_approximate(Thread& t, const Instruction& i) {
+  set(t, i.to[0], flushed(approximate(t, 1 / static_cast<double>(flushed(get<float>(t, i.from[0]))))));
 }
 
 template <class Whole, class Half>
@@ -334,12 +346,15 @@ void add_floats(Table& table) {
     add(table, "max", types, &binary<kMaximum, T>);
     add(table, "neg", types, &unary<kNegate, T>);
     add(table, "abs", types, &unary<kAbsolute, T>);
+    add(table, "copysign", types, &binary<kCopySign, T>);
     add(table, "selp", types, &choose<T>);
     add(table, "mov", types, &unary<kMove, T>);
   });
   table["fma.rm.f32"] = &fma_down;
+  table["add.rz.f32"] = &add_towards_zero;
   table["ex2.approx.ftz.f32"] = &exp2_approximate;
   table["lg2.approx.ftz.f32"] = &log2_approximate;
+  table["rcp.approx.ftz.f32"] = &reciprocal_approximate;
 }
 
 template <Comparison kHow, class T>

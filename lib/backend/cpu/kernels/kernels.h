@@ -82,7 +82,6 @@ struct Kernels {
   void (*relu)(const float* x, float* y, std::int64_t n);
   void (*relu_backward)(const float* y, const float* dy, float* dx, std::int64_t n);
   void (*add)(const float* a, const float* b, float* y, std::int64_t n);
-  void (*mul)(const float* a, const float* b, float* y, std::int64_t n);
   void (*scale)(float* x, float factor, std::int64_t n);
   void (*mask_scale)(const float* x, const std::uint8_t* mask, float scale, float* y, std::int64_t n);
   /// dx = dy * scale where y, which relu and dropout made, is positive or NaN, else 0.
@@ -219,7 +218,7 @@ struct Kernels {
 
 /// X of each kernel that every instruction set has, in the order of Kernels.
 #define DUET_KERNELS(X)                                                                                              \
-  X(relu) X(relu_backward) X(add) X(mul) X(scale) X(mask_scale) X(relu_dropout_backward) X(sum_parts) X(sgd) X(adam) \
+  X(relu) X(relu_backward) X(add) X(scale) X(mask_scale) X(relu_dropout_backward) X(sum_parts) X(sgd) X(adam) \
   X(norm_sums) X(norm_forward) X(norm_backward_sums) X(norm_backward) X(max_pool) X(max_pool_backward) X(avg_pool)   \
   X(avg_pool_backward) X(relu_index) X(drop_index) X(unblock) X(unblock_bytes) X(block) X(block_bytes)               \
   X(block_weights) X(to_bf16_pixels) X(from_pixels) X(pad) X(crop) X(winograd_weight_floats)                         \

@@ -27,11 +27,6 @@ __global__ void __launch_bounds__(kThreads) add_kernel(const float* a, const flo
   if (i < n) y[i] = a[i] + b[i];
 }
 
-__global__ void __launch_bounds__(kThreads) mul_kernel(const float* a, const float* b, float* y, std::int64_t n) {
-  const std::int64_t i = thread_in_grid();
-  if (i < n) y[i] = a[i] * b[i];
-}
-
 __global__ void __launch_bounds__(kThreads) scale_kernel(float* x, float factor, std::int64_t n) {
   const std::int64_t i = thread_in_grid();
   if (i < n) x[i] *= factor;
@@ -60,10 +55,6 @@ void relu_backward(const float* y, const float* dy, float* dx, std::int64_t n, c
 
 void add(const float* a, const float* b, float* y, std::int64_t n, cudaStream_t stream) {
   launch(add_kernel, blocks_for(n), dim3(kThreads), 0, stream, a, b, y, n);
-}
-
-void mul(const float* a, const float* b, float* y, std::int64_t n, cudaStream_t stream) {
-  launch(mul_kernel, blocks_for(n), dim3(kThreads), 0, stream, a, b, y, n);
 }
 
 void scale(float* x, float factor, std::int64_t n, cudaStream_t stream) {

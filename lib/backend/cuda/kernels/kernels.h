@@ -10,6 +10,7 @@
 
 #include "lib/backend/arithmetic.h"
 #include "lib/backend/average_pool.h"
+#include "lib/backend/pointwise.h"
 
 namespace duet::cuda::kernels {
 
@@ -17,11 +18,30 @@ namespace duet::cuda::kernels {
 void relu(const float* x, float* y, std::int64_t n, cudaStream_t stream);
 void relu_backward(const float* y, const float* dy, float* dx, std::int64_t n, cudaStream_t stream);
 void add(const float* a, const float* b, float* y, std::int64_t n, cudaStream_t stream);
-void mul(const float* a, const float* b, float* y, std::int64_t n, cudaStream_t stream);
 void scale(float* x, float factor, std::int64_t n, cudaStream_t stream);
 void fill(float* x, float value, std::int64_t n, cudaStream_t stream);
 /// y = x * (mask ? factor : 0)
 void mask_scale(const float* x, const std::uint8_t* mask, float factor, float* y, std::int64_t n, cudaStream_t stream);
+
+// --- pointwise.cu ---
+
+/// Memory of one tensor of a walk; for an input, null: `number` in its place.
+struct WalkInputs {
+  const float *a, *b, *c;
+  float number;
+};
+/// y = f(a, b, c) at every place of the walk over a, b, c and y.
+void pointwise(Pointwise f, const Walk& walk, const WalkInputs& inputs, float* y, cudaStream_t stream);
+/// y[i] = the sum, over the places of `summed`, of x from the i-th place of `kept` on: walks over x alone.
+void sum(const Walk& kept, const Walk& summed, const float* x, float* y, cudaStream_t stream);
+
+// --- pointwise.cu: rows of a table (rows, columns) ---
+/// y[i] = row indices[i]; NaN for an index outside [0, rows).
+void gather_rows(const float* table, std::int64_t rows, const std::int64_t* indices, std::int64_t count, int columns,
+                 float* y, cudaStream_t stream);
+/// dtable[r] = the sum of dy[i] where indices[i] is r. Every thread of a row looks at all indices.
+void sum_gathered_rows(const float* dy, const std::int64_t* indices, std::int64_t count, float* dtable,
+                       std::int64_t rows, int columns, cudaStream_t stream);
 
 // --- elementwise.cu: batches of images ---
 

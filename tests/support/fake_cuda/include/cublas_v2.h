@@ -35,3 +35,10 @@ cublasStatus_t cublasGemmEx(cublasHandle_t handle, cublasOperation_t op_a, cubla
                             const void* alpha, const void* a, cudaDataType a_type, int lda, const void* b,
                             cudaDataType b_type, int ldb, const void* beta, void* c, cudaDataType c_type, int ldc,
                             cublasComputeType_t compute, cublasGemmAlgo_t algorithm);
+/// The same for `count` matrices, stride_* elements apart.
+cublasStatus_t cublasGemmStridedBatchedEx(cublasHandle_t handle, cublasOperation_t op_a, cublasOperation_t op_b, int m,
+                                          int n, int k, const void* alpha, const void* a, cudaDataType a_type, int lda,
+                                          long long int stride_a, const void* b, cudaDataType b_type, int ldb,
+                                          long long int stride_b, const void* beta, void* c, cudaDataType c_type,
+                                          int ldc, long long int stride_c, int count, cublasComputeType_t compute,
+                                          cublasGemmAlgo_t algorithm);

@@ -1,0 +1,89 @@
+// Operators of sequence models: embedding; layer_norm and attention, which are made of other operators.
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <span>
+#include <tuple>
+#include <vector>
+
+#include "lib/ops/ops.h"
+#include "lib/ops/record.h"
+
+namespace duet::ops {
+namespace {
+
+struct EmbeddingGradient {
+  static constexpr const char* kName = "embedding";
+  void backward(const Gradients& g) const {
+    Tensor dy = g.outputs[0];
+    dy.set_stamp(indices.stamp());
+    backend(dy).sum_gathered_rows(dy, indices, g.place(0, table, dy.device()));
+  }
+  auto saved() const { return std::tie(indices); }
+  SavedTensor indices;
+  Shape table;
+};
+
+/// What is added to the scores of (T, S) queries and keys: -infinity where a key comes behind its query.
+Tensor causal_mask(std::int64_t queries, std::int64_t keys, Device device) {
+  std::vector<float> mask(static_cast<std::size_t>(queries * keys));
+  for (std::int64_t i = 0; i < queries; ++i)
+    for (std::int64_t j = i + 1; j < keys; ++j)
+      mask[static_cast<std::size_t>(i * keys + j)] = -std::numeric_limits<float>::infinity();
+  return from_values({queries, keys}, mask).to(device);
+}
+
+}  // namespace
+
+Variable embedding(const Variable& table, const Tensor& indices) {
+  constexpr const char* kOp = EmbeddingGradient::kName;
+  require_rank(kOp, table, 2, "(V, C)");
+  require<ShapeError>(indices.defined() && indices.dtype() == DType::i64 && indices.shape().rank() >= 1, kOp,
+                      ": got indices ", ShapeText{indices.defined() ? Variable(indices) : Variable()},
+                      indices.defined() ? name(indices.dtype()) : "", ", expected (N, ...) i64");
+  require<DeviceError>(indices.device() == table.device(), kOp, ": table on ", table.device(), ", indices on ",
+                       indices.device());
+  Shape shape = indices.shape();
+  shape.append(table.size(1));
+  Tensor y = empty(shape, DType::f32, table.device());
+  y.set_stamp(indices.stamp());
+  backend(y).gather_rows(table.value(), indices, y);
+  return record(y, {&table}, [&] { return EmbeddingGradient{{indices, "indices"}, table.shape()}; });
+}
+
+Variable layer_norm(const Variable& input, const Shape& normalised, const Variable& weight, const Variable& bias,
+                    double eps) {
+  constexpr const char* kOp = "layer_norm";
+  require_floats(kOp, input);
+  const Variable x = to_plain(input);
+  const int rank = normalised.rank();
+  bool fits = rank >= 1 && x.shape().rank() > rank;
+  for (int d = 1; fits && d <= rank; ++d) fits = x.shape()[-d] == normalised[-d];
+  require<ShapeError>(fits, kOp, ": got shape ", x.shape(), ", expected (N, ...) that ends in ", normalised);
+  for (const Variable* const parameter : {&weight, &bias})
+    require<ShapeError>(!parameter->defined() || parameter->shape() == normalised, kOp, ": parameter ",
+                        ShapeText{*parameter}, ", expected ", normalised);
+  std::vector<int> dims;
+  for (int d = 1; d <= rank; ++d) dims.push_back(-d);
+  const Variable centred = x - mean(x, dims, true);
+  const Variable y = centred / sqrt(mean(centred * centred, dims, true) + eps);
+  const Variable scaled = weight.defined() ? y * weight : y;
+  return bias.defined() ? scaled + bias : scaled;
+}
+
+Variable scaled_dot_product_attention(const Variable& query, const Variable& key, const Variable& value, bool causal) {
+  constexpr const char* kOp = "scaled_dot_product_attention";
+  for (const Variable* const x : {&query, &key, &value}) require_floats(kOp, *x);
+  const int rank = query.shape().rank();
+  const bool fits = rank >= 3 && key.shape().rank() == rank && value.shape().rank() == rank &&
+                    query.size(-1) == key.size(-1) && key.size(-2) == value.size(-2);
+  require<ShapeError>(fits, kOp, ": got shapes ", query.shape(), ", ", key.shape(), " and ", value.shape(),
+                      ", expected (N, ..., T, D), (N, ..., S, D) and (N, ..., S, E)");
+  const double scale = 1 / std::sqrt(static_cast<double>(query.size(-1)));
+  Variable scores = matmul(query * scale, transpose(key, -2, -1));
+  if (causal) scores = scores + causal_mask(query.size(-2), key.size(-2), query.device());
+  return matmul(softmax(scores, -1), value);
+}
+
+}  // namespace duet::ops

@@ -1,0 +1,129 @@
+// Networks that are written from operators: the same bits on 1, 2, 4 and 8 devices.
+#include <cstdint>
+#include <cstring>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "dp/data_parallel.h"
+#include "lib/nn/chain.h"
+#include "lib/nn/layers.h"
+#include "lib/ops/losses.h"
+#include "lib/ops/ops.h"
+#include "lib/optim/adam.h"
+#include "lib/random.h"
+#include "tests/support/catch2.h"
+
+using namespace duet;
+
+namespace {
+
+constexpr std::int64_t kLength = 6, kWidth = 16, kHeads = 2, kSymbols = 11;
+
+/// One block of a transformer over (N, kLength) symbols.
+struct Transformer final : nn::Module {
+  Transformer() {
+    register_module("symbols", symbols);
+    register_module("places", places);
+    for (auto* const layer : {&query, &key, &value, &out}) register_module("linear" + std::to_string(number++), *layer);
+    register_module("norm1", norm1);
+    register_module("norm2", norm2);
+    register_module("wide", wide);
+    register_module("narrow", narrow);
+    register_module("dropout", dropout);
+    register_module("head", head);
+    initialise(std::uint64_t{3});
+  }
+  Variable heads(const Variable& x) const {
+    return ops::transpose(ops::reshape(x, {x.size(0), kLength, kHeads, kWidth / kHeads}), 1, 2);
+  }
+  Variable forward(nn::Context& context, const Variable& ids) const override {
+    const Variable x = symbols.forward(context, ids) + places.weight(context), y = norm1.forward(context, x);
+    const Variable seen = ops::scaled_dot_product_attention(
+        heads(query.forward(context, y)), heads(key.forward(context, y)), heads(value.forward(context, y)), true);
+    const Variable z = x + out.forward(context, ops::reshape(ops::transpose(seen, 1, 2), {-1, kLength, kWidth}));
+    return head.forward(context, z + nn::chain(context, z, {norm2, wide, gelu, narrow, dropout}));
+  }
+  using nn::Module::forward;
+  int number = 0;
+  nn::Embedding symbols{kSymbols, kWidth}, places{kLength, kWidth};
+  nn::Linear query{kWidth, kWidth}, key{kWidth, kWidth}, value{kWidth, kWidth}, out{kWidth, kWidth},
+      wide{kWidth, 4 * kWidth}, narrow{4 * kWidth, kWidth}, head{kWidth, kSymbols};
+  nn::LayerNorm norm1{{kWidth}}, norm2{{kWidth}};
+  nn::GELU gelu;
+  nn::Dropout dropout{0.2};
+};
+
+/// An autoencoder of (N, 1, 8, 8) images.
+struct Autoencoder final : nn::Sequential {
+  Autoencoder() {
+    add<nn::Conv2d>(1, 16, 3, nn::Conv2dOptions{.stride = 2, .padding = 1});
+    add<nn::LeakyReLU>(0.1);
+    add<nn::ConvTranspose2d>(16, 1, 4, nn::ConvTranspose2dOptions{.stride = 2, .padding = 1});
+    add<nn::Sigmoid>();
+    initialise(std::uint64_t{3});
+  }
+};
+
+Tensor symbols(const Shape& shape, std::uint64_t seed) {
+  Tensor ids = empty(shape, DType::i64);
+  Mt19937 generator(seed);
+  for (std::int64_t& id : ids.span<std::int64_t>()) id = generator.randint(0, kSymbols);
+  return ids;
+}
+
+Tensor images(std::int64_t rows, std::uint64_t seed) {
+  Tensor x = empty({rows, 1, 8, 8});
+  Mt19937 generator(seed);
+  generator.uniform(x.span<float>(), 0, 1);
+  return x;
+}
+
+/// The loss of `net` for the batch of a step.
+using Loss = std::function<Variable(nn::Module& net, std::int64_t rows, const Rows& stamp)>;
+
+Variable transformer_loss(nn::Module& net, std::int64_t rows, const Rows& stamp) {
+  const auto seed = static_cast<std::uint64_t>(stamp.step);
+  Tensor ids = symbols({rows, kLength}, seed), next = symbols({rows, kLength}, seed + 100);
+  return ops::cross_entropy(net(ids.set_stamp(stamp)), next.set_stamp(stamp));
+}
+
+Variable autoencoder_loss(nn::Module& net, std::int64_t rows, const Rows& stamp) {
+  Tensor x = images(rows, static_cast<std::uint64_t>(stamp.step));
+  x.set_stamp(stamp);
+  const Variable y = net(x), error = y - x;
+  return ops::binary_cross_entropy(y, x) + ops::batch_mean(error * error) / 2;
+}
+
+/// All parameters after three steps.
+std::vector<float> train(nn::Module& model, nn::Module& net, std::int64_t rows, const Loss& loss_of) {
+  optim::AdamW opt(model, {.lr = 0.01f});
+  for (std::int64_t step = 0; step < 3; ++step) {
+    opt.zero_grad();
+    loss_of(net, rows, {step, 0, rows}).backward();
+    opt.step();
+  }
+  const auto values = model.parameters().values().span<float>();
+  return {values.begin(), values.end()};
+}
+
+template <class Model>
+void check_bits(const Loss& loss) {
+  for (const std::int64_t rows : {16, 13, 5}) {
+    Model single;
+    const std::vector<float> expected = train(single, single, rows, loss);
+    for (const int devices : {1, 2, 4, 8}) {
+      Model model;
+      dp::DataParallel net(model, {.devices = first_devices(DeviceKind::cpu, devices)});
+      CAPTURE(rows, devices);
+      const std::vector<float> got = train(model, net, rows, loss);
+      CHECK(std::memcmp(got.data(), expected.data(), expected.size() * sizeof(float)) == 0);
+    }
+  }
+}
+
+}  // namespace
+
+TEST_CASE("a transformer has the same bits on 1, 2, 4 and 8 devices") { check_bits<Transformer>(transformer_loss); }
+
+TEST_CASE("an autoencoder has the same bits on 1, 2, 4 and 8 devices") { check_bits<Autoencoder>(autoencoder_loss); }
