@@ -97,6 +97,7 @@ Strided broadcast(const Tensor& tensor, const Shape& shape) {
 }
 
 Walk walk_of(const Shape& shape, std::initializer_list<const Strided*> tensors) {
+  static_assert(Walk::kLoops == Shape::kMaxRank);
   Walk walk{.loops = 0};
   for (int d = 0; d < shape.rank(); ++d) {
     if (shape[d] == 1) continue;

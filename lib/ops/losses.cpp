@@ -226,14 +226,16 @@ Variable cross_entropy(const Variable& logits, const Tensor& of, double label_sm
   require<UsageError>(label_smoothing >= 0 && label_smoothing <= 1, kOp, ": label smoothing ", label_smoothing,
                       ", expected 0 to 1");
   const LabelledRows rows(logits, of);
-  const auto& [x, labels, factors] = rows;
+  const Variable& x = rows.x;
+  const Tensor& labels = rows.labels;
+  const Factors& factors = rows.factors;
   if (label_smoothing == 0) return nll_of_rows(log_softmax(x), labels, factors);
   const auto smoothing = static_cast<float>(label_smoothing);
   const LossPlace loss(x.value());
   const Tensor y = result_of(x, x.shape());
   backend(y).log_softmax_forward(x.value(), y);
   backend(y).smoothed_nll_forward(y, labels, smoothing, factors.value, loss.whole);
-  const auto gradient = [&, &x = x, &labels = labels, &factors = factors] {
+  const auto gradient = [&] {
     return CrossEntropyGradient{{y, "log_softmax"}, {labels, "labels"}, smoothing, factors.gradient, loss.block_sums};
   };
   return record(loss.value, {&x}, gradient, factors.normaliser);

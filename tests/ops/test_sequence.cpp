@@ -1,5 +1,6 @@
 // Transposed convolutions, embedding, layer_norm and attention: against the reference, bits of gradients in shards,
 // what they refuse.
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -28,6 +29,24 @@ TEST_CASE("attention in which a query sees no number of its own is finite, and c
   ops::slice(y, 1, 0, 1).backward(from_values<float>({1, 1, 2}, {1, 1}));
   for (const float g : q.grad().span<float>()) CHECK(g == 0);
   for (std::size_t i = 0; i < 6; ++i) CHECK(v.grad().span<float>()[i] == (i < 2 ? 1.0f : 0.0f));
+}
+
+TEST_CASE("NaN and infinity stay in their vector of layer_norm, and in their pair of attention") {
+  Mt19937 generator(114);
+  for (const float bad : {std::nanf(""), INFINITY, -INFINITY}) {
+    Tensor x = to_tensor(random_array({2, 3, 4}, generator));
+    x.data<float>()[13] = bad;
+    const Variable v(x, true), y = ops::layer_norm(v, {4}, {}, {});
+    y.backward(to_tensor(random_array(x.shape(), generator)));
+    const Variable seen = ops::scaled_dot_product_attention(x, x, x);
+    for (std::size_t i = 0; i < 24; ++i) {
+      CAPTURE(bad, i);
+      CHECK(std::isfinite(y.value().span<float>()[i]) == (i < 12 || i >= 16));
+      CHECK(std::isfinite(v.grad().span<float>()[i]) == (i < 12 || i >= 16));
+      if (i < 12) CHECK(std::isfinite(seen.value().span<float>()[i]));
+      if (i == 13) CHECK_FALSE(std::isfinite(seen.value().span<float>()[i]));
+    }
+  }
 }
 
 namespace {

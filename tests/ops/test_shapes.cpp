@@ -73,6 +73,21 @@ TEST_CASE("products of matrices equal the reference") {
         check_operator(c, Device{}, generator);
 }
 
+TEST_CASE("products of matrices make NaN of zero times infinity, in their own matrix, in both directions") {
+  const float inf = INFINITY;
+  for (const bool batched : {true, false}) {
+    Tensor values = from_values<float>({2, 1, 2}, {0, 1, 0, 1});
+    const Variable a(values, true),
+        b(batched ? from_values<float>({2, 2, 1}, {inf, 1, 2, 1}) : from_values<float>({2, 1}, {inf, 1}), true);
+    const Variable y = ops::matmul(a, b);
+    CHECK(std::isnan(y.value().span<float>()[0]));
+    CHECK(std::isnan(y.value().span<float>()[1]) == !batched);
+    y.backward(from_values<float>({2, 1, 1}, {1, 1}));
+    CHECK(a.grad().span<float>()[0] == inf);
+    CHECK(a.grad().span<float>()[2] == (batched ? 2 : inf));
+  }
+}
+
 TEST_CASE("softmax and log_softmax along any dimension equal the reference") {
   Mt19937 generator(95);
   for (int d = 0; d < 4; ++d)
