@@ -1,4 +1,4 @@
-// Networks that are written from operators: the same bits on 1, 2, 4 and 8 devices.
+// Networks that are written from operators: the same bits on any number of devices.
 #include <cstdint>
 #include <cstring>
 #include <functional>
@@ -100,7 +100,7 @@ std::vector<float> train(nn::Module& model, nn::Module& net, std::int64_t rows, 
   optim::AdamW opt(model, {.lr = 0.01f});
   for (std::int64_t step = 0; step < 3; ++step) {
     opt.zero_grad();
-    loss_of(net, rows, {step, 0, rows}).backward();
+    loss_of(net, rows, {.step = step, .global = rows, .owned = true}).backward();
     opt.step();
   }
   const auto values = model.parameters().values().span<float>();
@@ -112,7 +112,7 @@ void check_bits(const Loss& loss) {
   for (const std::int64_t rows : {16, 13, 5}) {
     Model single;
     const std::vector<float> expected = train(single, single, rows, loss);
-    for (const int devices : {1, 2, 4, 8}) {
+    for (int devices = 1; devices <= 8; ++devices) {
       Model model;
       dp::DataParallel net(model, {.devices = first_devices(DeviceKind::cpu, devices)});
       CAPTURE(rows, devices);
@@ -124,6 +124,6 @@ void check_bits(const Loss& loss) {
 
 }  // namespace
 
-TEST_CASE("a transformer has the same bits on 1, 2, 4 and 8 devices") { check_bits<Transformer>(transformer_loss); }
+TEST_CASE("a transformer has the same bits on any number of devices") { check_bits<Transformer>(transformer_loss); }
 
-TEST_CASE("an autoencoder has the same bits on 1, 2, 4 and 8 devices") { check_bits<Autoencoder>(autoencoder_loss); }
+TEST_CASE("an autoencoder has the same bits on any number of devices") { check_bits<Autoencoder>(autoencoder_loss); }
