@@ -72,7 +72,7 @@ TEST_CASE("compare trains every cell, and dp and ddp end with the bits of single
     CHECK(run.step_us.forward > 0);
     CHECK((run.step_us.scatter > 0) == (run.mode == "dp"));
   }
-  CHECK(results.batch_sweep.size() == 5);  // 64 itself, 8 to 128
+  CHECK(results.batch_sweep.size() == 6);  // 64 itself, 8 to 128, and 22, the largest share of three devices
   CHECK((results.model.has_value() || !results.model_notes.empty()));
   // Where a machine runs unevenly, a median step can be longer than all up to the end of the first.
   CHECK(std::any_of(results.runs.begin(), results.runs.end(), [](const Run& run) { return run.startup_s > 0; }));
@@ -100,8 +100,8 @@ TEST_CASE("compare prints one screen: an answer, and a line for each mode") {
 
 TEST_CASE("where bits differ, the first differing step is named") {
   const TemporaryFolder folder;
-  const auto ran = duet_test::duet(with({"compare", "--wide", "--modes", "single,dp", "--devices", "3", "--out",
-                                         folder.path(), "--json", "-", "--time-budget", "0"},
+  const auto ran = duet_test::duet(with({"compare", "--wide", "--modes", "single,dp", "--devices", "9", "--blocks", "8",
+                                         "--out", folder.path(), "--json", "-", "--time-budget", "0"},
                                         kSmall));
   INFO(ran.err);
   REQUIRE(ran.status == 0);
