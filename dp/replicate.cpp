@@ -160,7 +160,7 @@ namespace {
 std::vector<std::unique_ptr<DeviceTurns>> turns_of(const ReplicaPlaces& places) {
   std::vector<std::unique_ptr<DeviceTurns>> turns;
   for (int d = 0; d < static_cast<int>(places.devices.size()); ++d) {
-    const auto [begin, end] = std::ranges::equal_range(places.device_of, d);
+    const auto [begin, end] = std::equal_range(places.device_of.begin(), places.device_of.end(), d);
     const auto first = static_cast<int>(begin - places.device_of.begin()), count = static_cast<int>(end - begin);
     const Device device = places.devices[static_cast<std::size_t>(d)];
     turns.push_back(count < 2 ? nullptr : std::make_unique<DeviceTurns>(device, first, first + count));

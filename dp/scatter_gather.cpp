@@ -4,7 +4,6 @@
 #include <cstddef>
 #include <memory>
 #include <numeric>
-#include <ranges>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -119,9 +118,12 @@ Part part_of(const Rows& stamp, std::int64_t n) {
     return stamp.owned ? share_begin(i, parts, stamp.global, stamp.blocks) : block_begin(i, stamp.global, parts);
   };
   const auto last_from = [&](int parts) {  // the last that begins at the first row or before
-    const auto numbers = std::views::iota(0, parts);
-    const auto after = std::ranges::upper_bound(numbers, stamp.first, {}, [&](int i) { return begin(i, parts); });
-    return static_cast<int>(after - numbers.begin()) - 1;
+    int low = 0;
+    for (int high = parts - 1; low < high;) {
+      const int middle = (low + high + 1) / 2;
+      begin(middle, parts) <= stamp.first ? low = middle : high = middle - 1;
+    }
+    return low;
   };
   if (n == 0 || !stamp.stamped()) return {};
   for (const int first : {stamp.shards, 1})

@@ -84,7 +84,7 @@ TEST_CASE("an all_reduce of several parts of each rank adds them up by the tree 
   if (missing(over)) DUET_SKIP("Gloo is not built");
   for (const auto& [ranks, blocks] : {std::pair(3, 8), std::pair(5, 16), std::pair(7, 32), std::pair(2, 8)})
     run_ranks(over, ranks, [blocks = blocks](ProcessGroup& group) {
-      for (const std::size_t count : {1, 1000, 300'001}) {
+      for (const std::size_t count : {std::size_t{1}, std::size_t{1000}, std::size_t{300'001}}) {
         check<float>(group, blocks, count, false);
         check<float>(group, blocks, count, true);
       }
