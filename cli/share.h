@@ -30,7 +30,7 @@ void share(const CompareOptions& options, const std::vector<Results>& batches, b
 
 /// Reads results.json; errors name the file.
 Results read_results(const std::string& file);
-/// As read_results(), of one or of several batches.
+/// Reads results as read_results() does, of one or of several batches.
 std::vector<Results> read_batches(const std::string& file);
 
 }  // namespace duet::cli

@@ -37,7 +37,7 @@ struct Results {
 /// results.json. Reading throws DataError that names the field.
 std::string to_json(const Results& results);
 Results results_from_json(const std::string& text);
-/// As results_from_json(), of one or of several batches.
+/// Parses results as results_from_json() does, of one or of several batches.
 std::vector<Results> batches_from_json(const std::string& text);
 
 /// Puts every text that is free in results.json, so that a person or the system may have named it, through `change`.

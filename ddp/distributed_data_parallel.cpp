@@ -85,8 +85,7 @@ class ModuleHooks final : public GradientSynchroniser {
   /// its batch, of which some have several subtrees.
   bool owns_subtrees(const Variable* x) {
     const Rows stamp = x != nullptr ? x->value().stamp() : Rows{};
-    const bool owns = stamp.owned && stamp.shards > 1 && stamp.blocks % group().size() != 0 &&
-                      store_.device().kind == DeviceKind::cpu && group().takes_parts();
+    const bool owns = stamp.owned && stamp.shards > 1 && cuts_tree(stamp.blocks);
     if (owns) own_subtrees(stamp.blocks);
     return owns;
   }
@@ -132,7 +131,7 @@ class ModuleHooks final : public GradientSynchroniser {
       broadcast_buffers(context, root);
     };
     const auto owns = [&](int blocks) {
-      if (blocks % group().size() == 0 || store_.device().kind != DeviceKind::cpu || !group().takes_parts()) return;
+      if (!cuts_tree(blocks)) return;
       own_subtrees(blocks);
       make_parts();
     };
@@ -324,6 +323,10 @@ class ModuleHooks final : public GradientSynchroniser {
     require_same_values(group(), step, list);
   }
 
+  /// Whether some rank owns several subtrees of so many blocks, and the group adds these up.
+  bool cuts_tree(int blocks) const {
+    return blocks % group().size() != 0 && store_.device().kind == DeviceKind::cpu && group().takes_parts();
+  }
   bool all_slots() const { return range_.slots == store_.slot_count(); }
   /// The number in the reducer of a slot, and the other way round: see slots_of().
   int mirrored(int slot) const { return range_.first_slot + end_slot() - 1 - slot; }

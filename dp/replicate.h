@@ -132,7 +132,7 @@ class Replicas final : public std::enable_shared_from_this<Replicas>, private nn
   /// Runs task(i) for every replica, each on its device's thread; one after the other while a step is recorded. What a
   /// device's replicas that take turns do together is traced under `name`, unless that is null.
   void run(FunctionRef<void(int i)> task, const char* name = nullptr);
-  /// Those of ReplicaSums: before a run of tasks that compute on a batch, and at the end of each of these.
+  /// Calls begin() of ReplicaSums before a run of tasks that compute on a batch, and end() at the end of each of these.
   void begin_sums(int count, const SumOrder& order, BatchSums* others);
   void end_sums(int replica, const std::exception_ptr& cause = nullptr);
   nn::Value forward(int i, const nn::Value& input) { return forward_(context(i), input); }

@@ -6,7 +6,7 @@
 //
 // Note [Owners]: of W workers (devices of all ranks) number w owns blocks floor(w B / W) to floor((w + 1) B / W), whole
 // ones, while W <= B. What it owns is one or several maximal aligned parts of the tree (Subtree); it publishes a sum
-// for each of them, and whoever adds up joins these by the tree. So any number of workers up to B ends with the same
+// for each of them, and the reduction joins these by the tree. So any number of workers up to B ends with the same
 // bits. Where W divides B every worker has one subtree. More workers than blocks share out rows: sums agree to
 // rounding.
 #pragma once

@@ -273,8 +273,8 @@ class Trainer {
                          " holds parameters with sha256 ", hashes[rank], ", rank 0 ", hashes[0]);
   }
 
-  /// Of all ranks, at each point of the epoch's loss curve: with the bits of one device where all ranks know the sums
-  /// of their blocks, each of which one rank has.
+  /// Returns the sums of losses over all ranks at each point of the epoch's loss curve. They have the bits of one
+  /// device where all ranks know the sums of their blocks, each of which one rank has.
   std::vector<double> sums_of_losses() {
     double known = clock_.knows_blocks() && !setup_.own_batches ? 1 : 0;
     sum_over_ranks(group_, {&known, 1});

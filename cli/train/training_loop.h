@@ -48,7 +48,7 @@ class StepClock {
   /// `steps` alike are over, of which only all together were timed: each counts as their mean. `losses` is the sum of
   /// their losses. They belong to one point of the loss curve: see needs_loss().
   void end_steps(std::int64_t steps, double losses, std::int64_t rows, std::int64_t global);
-  /// Of the step that runs: ops::block_sums() of its loss.
+  /// Keeps ops::block_sums() of the loss of the step that runs.
   void note_blocks(std::span<const float> sums);
   /// Whether they are known of all steps of this epoch so far.
   bool knows_blocks() const { return knows_blocks_ && blocks_ > 0; }

@@ -25,7 +25,7 @@ class TreeOrder {
   int first(int rank) const { return first_[static_cast<std::size_t>(rank)]; }
   int parts_of(int rank) const { return first(rank + 1) - first(rank); }
   int most_parts() const { return most_; }
-  /// Those of the tree; empty: by reduce_parts()' own order.
+  /// The additions of the tree; empty where reduce_parts() has its own order.
   const std::vector<Addition>& additions() const { return additions_; }
 
  private:
