@@ -44,5 +44,6 @@ int main() {
   ops::check_gradients(swish, inputs);  // throws where backward is not the gradient of forward
   const Variable x(inputs[0], true), b(inputs[1], true), y = swish({x, b});
   y.backward(inputs[0]);
-  for (const float value : b.grad().span<float>()) std::cout << value << '\n';
+  const Tensor gradient = b.grad();
+  for (const float value : gradient.span<float>()) std::cout << value << '\n';
 }
