@@ -1,17 +1,59 @@
 #!/usr/bin/env python3
 """Draws the pictures of the documentation that are checked in as SVG.
 
-    draw_pictures.py FOLDER        writes collectives.svg there; docs/ is the folder to check in
+    draw_pictures.py FOLDER        writes every picture there; docs/ is the folder to check in
+
+A picture has a page of its own, light or dark as the reader's system is, so that it can be read on any background.
 """
 import os
 import sys
 
-COLOURS = {"A": "#4e79a7", "B": "#f28e2b", "C": "#59a14f", "D": "#b07aa1", "sum": "#333333", "": "#ffffff"}
+# What a colour means in all pictures of steps; white text can be read on each.
+COLOURS = {"forward": "#3a6ea5", "backward": "#7a559c", "alone": "#b3541e", "communication": "#b3541e", "update": "#2f7d4f",
+           "input": "#59636e", "other": "#59636e"}
+PIECES = {"A": "#3a6ea5", "B": "#b3541e", "C": "#2f7d4f", "D": "#7a559c", "sum": "#59636e"}
+DEVICES = ("#3a6ea5", "#b3541e", "#2f7d4f")
+STYLE = """<style>
+.page{fill:#ffffff}.ink{fill:#1f2328}.dim{fill:#59636e}.white{fill:#ffffff}.empty{fill:none;stroke:#8c959f;stroke-dasharray:3 2}
+.line{fill:none;stroke:#59636e;stroke-width:1.5}.head{fill:#59636e}
+@media (prefers-color-scheme:dark){.page{fill:#161b22}.ink{fill:#e6edf3}.dim{fill:#b1bac4}
+.line{stroke:#b1bac4}.head{fill:#b1bac4}}
+</style>"""
+HEAD = ('<defs><marker id="head" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" markerHeight="7" orient="auto">'
+        '<path class="head" d="M0 0L8 4L0 8z"/></marker></defs>')
+
+
+def page(width, height, title, parts):
+    yield (f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" '
+           'font-family="sans-serif" role="img">')
+    yield f"<title>{title}</title>"
+    yield STYLE
+    yield HEAD
+    yield f'<rect class="page" width="{width}" height="{height}" rx="6"/>'
+    yield from parts
+    yield "</svg>"
+
+
+def text(x, y, words, size=13, anchor="start", kind="ink", weight="normal"):
+    return f'<text class="{kind}" x="{x:g}" y="{y:g}" font-size="{size}" text-anchor="{anchor}" font-weight="{weight}">{words}</text>'
+
+
+def box(x, y, width, height, colour, words="", size=12):
+    """A filled box with words in its middle; without a colour an empty place."""
+    fill = f'fill="{colour}"' if colour else 'class="empty"'
+    yield f'<rect x="{x:g}" y="{y:g}" width="{width:g}" height="{height:g}" rx="3" {fill}/>'
+    if words:
+        yield text(x + width / 2, y + height / 2 + size * 0.36, words, size, "middle", "white" if colour else "dim", "bold")
+
+
+def arrow(x, y, to_x, to_y):
+    return f'<path class="line" d="M{x:g} {y:g}L{to_x:g} {to_y:g}" marker-end="url(#head)"/>'
+
+
+# Of each collective what a rank has before and after it, in one cell for each piece.
 RANKS = 4
 CELL, GAP, ROW = 22, 2, 28  # pixels of a cell, between two, and from one rank to the next
 PANEL = (288, 196)          # of one collective
-
-# Of each collective what a rank has before and after it, in one cell for each piece.
 ALL = ["A", "B", "C", "D"]
 OWN = [[piece] for piece in ALL]
 NONE = [[] for _ in ALL]
@@ -25,52 +67,281 @@ COLLECTIVES = (
 )
 
 
-def text(x, y, words, size=13, anchor="start", colour="#222222", weight="normal"):
-    return (f'<text x="{x}" y="{y}" font-size="{size}" text-anchor="{anchor}" fill="{colour}" '
-            f'font-weight="{weight}">{words}</text>')
-
-
 def cells(x, y, pieces):
-    """The cells of a rank; one without data is an empty place."""
     for place, piece in enumerate(pieces or [""]):
-        left = x + place * (CELL + GAP)
-        edge = COLOURS[piece] if piece else "#bbbbbb"
-        yield (f'<rect x="{left}" y="{y}" width="{CELL}" height="{CELL}" rx="3" fill="{COLOURS[piece]}" stroke="{edge}"'
-               + ("/>" if piece else ' stroke-dasharray="3 2"/>'))
-        if piece:
-            yield text(left + CELL / 2, y + 15, "Σ" if piece == "sum" else piece, 13, "middle", "#ffffff", "bold")
+        yield from box(x + place * (CELL + GAP), y, CELL, CELL, PIECES.get(piece), "Σ" if piece == "sum" else piece)
 
 
-def panel(x, y, name, about, before, after):
+def collective(x, y, name, about, before, after):
     yield text(x, y + 14, name, 15, weight="bold")
-    yield text(x, y + 32, about, 12, colour="#555555")
+    yield text(x, y + 32, about, 12, kind="dim")
     for rank in range(RANKS):
         top = y + 46 + rank * ROW
-        yield text(x, top + 15, f"rank {rank}", 11, colour="#555555")
+        yield text(x, top + 15, f"rank {rank}", 11, kind="dim")
         yield from cells(x + 46, top, before[rank])
         yield from cells(x + 46 + 4 * (CELL + GAP) + 22, top, after[rank])
-    middle, arrow = y + 46 + RANKS * ROW / 2 - 3, x + 46 + 4 * (CELL + GAP)
-    yield f'<path d="M{arrow + 2} {middle}h12m-4 -4l4 4l-4 4" fill="none" stroke="#555555" stroke-width="1.5"/>'
+    middle, begin = y + 46 + RANKS * ROW / 2 - 3, x + 46 + 4 * (CELL + GAP)
+    yield arrow(begin + 1, middle, begin + 18, middle)
 
 
 def collectives():
-    width, height = 3 * PANEL[0] + 20, 2 * PANEL[1] + 10
-    yield (f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" '
-           'font-family="sans-serif" role="img">')
-    yield "<title>What each of six collectives does with the data of four ranks</title>"
-    yield f'<rect width="{width}" height="{height}" fill="#ffffff"/>'
-    for number, (name, about, before, after) in enumerate(COLLECTIVES):
-        yield from panel(16 + number % 3 * PANEL[0], 14 + number // 3 * PANEL[1], name, about, before, after)
-    yield "</svg>"
+    parts = (part for number, row in enumerate(COLLECTIVES)
+             for part in collective(16 + number % 3 * PANEL[0], 14 + number // 3 * PANEL[1], *row))
+    return page(3 * PANEL[0] + 20, 2 * PANEL[1] + 10, "What each of six collectives does with the data of four ranks", parts)
 
 
-PICTURES = {"collectives.svg": collectives}
+# The parts of a step of DataParallel: name, width, colour, whether all devices take part, and where numbers move.
+DP_STEP = (
+    ("input", 54, "alone", False, None),
+    ("scatter", 66, "alone", False, "out"),
+    ("replicate", 82, "alone", False, "out"),
+    ("forward", 104, "forward", True, None),
+    ("gather", 66, "alone", False, "in"),
+    ("loss", 48, "alone", False, None),
+    ("backward", 150, "backward", True, None),
+    ("sum", 60, "alone", False, "in"),
+    ("update", 66, "alone", False, None),
+)
+
+
+def dp_step_parts():
+    left, top, row, height = 84, 64, 52, 30
+    yield text(16, 26, "One step of PyTorch's DataParallel on three devices", 15, weight="bold")
+    yield text(16, 46, "Time goes to the right, widths are not to scale. Orange: only device 0 has work.", 12, kind="dim")
+    for device in range(3):
+        yield text(16, top + device * row + 20, f"device {device}", 12, kind="dim")
+    x = left
+    for name, width, colour, everywhere, moves in DP_STEP:
+        for device in range(3):
+            works = everywhere or device == 0
+            y = top + device * row
+            yield from box(x, y, width - 3, height, COLOURS[colour] if works else None, name if works else "")
+            if moves and device > 0:
+                away = x + (width - 3) * device / 3
+                ends = (top + height + 1, y - 1) if moves == "out" else (y - 1, top + height + 1)
+                yield arrow(away, ends[0], away, ends[1])
+        x += width
+    y = top + 3 * row + 6
+    yield text(left, y, "Arrows: rows of the batch (scatter), all parameters (replicate), outputs (gather), all gradients (sum).", 12,
+               kind="dim")
+
+
+def dp_step():
+    return page(800, 244, "A step of DataParallel: device 0 has the work of every part, the others only forward and backward",
+                dp_step_parts())
+
+
+def lane(x, y, parts, height=28):
+    """Boxes one after the other: (words, width, colour); without a colour nothing is drawn."""
+    for words, width, colour in parts:
+        if colour != "gap":
+            yield from box(x, y, width - 3, height, COLOURS.get(colour), words)
+        x += width
+
+
+DDP_COMPUTE = (("input", 56, "input"), ("forward", 104, "forward"), ("loss", 46, "input"), ("fc2", 36, "backward"),
+               ("fc1", 70, "backward"), ("conv2", 104, "backward"), ("conv1", 80, "backward"), ("", 74, None), ("update", 66, "update"))
+DDP_SENT = (("", 312, "gap"), ("all_reduce of bucket 0", 164, "communication"), ("", 20, "gap"), ("bucket 1", 74, "communication"))
+AVERAGED = (*DDP_COMPUTE[:7], ("", 8 * 20, None), DDP_COMPUTE[8])
+AVERAGED_SENT = (("", 496, "gap"), *((str(i), 20, "communication") for i in range(8)))
+
+
+def ddp_step_parts():
+    left, top = 84, 66
+    yield text(16, 26, "One step of DistributedDataParallel on two ranks", 15, weight="bold")
+    yield text(16, 46, "Time goes to the right, widths are not to scale. Purple: backward, from the last layer to the first.", 12,
+               kind="dim")
+    for name, parts in (("rank 0", DDP_COMPUTE), ("together", DDP_SENT), ("rank 1", DDP_COMPUTE)):
+        yield text(16, top + 19, name, 12, kind="dim")
+        yield from lane(left, top, parts)
+        top += 34
+    yield text(16, top + 42, "The same step with gradients averaged by hand", 15, weight="bold")
+    yield text(16, top + 62, "One all_reduce for each of the eight parameters, when backward has ended: nothing is hidden.", 12,
+               kind="dim")
+    for name, parts in (("each rank", AVERAGED), ("together", AVERAGED_SENT)):
+        yield text(16, top + 97, name, 12, kind="dim")
+        yield from lane(left, top + 78, parts)
+        top += 34
+
+
+def ddp_step():
+    return page(822, 322, "A step of DistributedDataParallel: a bucket is summed while backward goes on with earlier layers",
+                ddp_step_parts())
+
+
+# The chunked ring of ddp/tutorial.cpp: what each rank has of each chunk, as the ranks whose numbers were added up.
+def ring_states():
+    have = [[[rank] for _ in range(RANKS)] for rank in range(RANKS)]
+    yield "at the start", None, have
+    for step in range(2 * (RANKS - 1)):
+        adds = step < RANKS - 1
+        back = step if adds else step - RANKS
+        sent = [(rank, (rank - back) % RANKS) for rank in range(RANKS)]
+        have = [[list(chunk) for chunk in of_rank] for of_rank in have]
+        arrived = [(rank, chunk, list(have[rank][chunk])) for rank, chunk in sent]
+        for rank, chunk, values in arrived:
+            right = (rank + 1) % RANKS
+            have[right][chunk] = values + have[right][chunk] if adds else values
+        yield (f"add, step {step + 1}" if adds else f"copy, step {step - RANKS + 2}",
+               {((rank + 1) % RANKS, chunk) for rank, chunk in sent}, have)
+
+
+def ring_panel(x, y, name, arrived, have):
+    shades = ("#8c6bb1", "#7a559c", "#5e3c84", "#2f7d4f")
+    yield text(x + 46, y + 14, name, 14, weight="bold")
+    for chunk in range(RANKS):
+        yield text(x + 46 + chunk * 45 + 21, y + 34, f"chunk {chunk}", 9, "middle", "dim")
+    for rank in range(RANKS):
+        top = y + 40 + rank * 27
+        yield text(x, top + 16, f"rank {rank}", 11, kind="dim")
+        for chunk in range(RANKS):
+            values = have[rank][chunk]
+            words = "Σ" if len(values) == RANKS else "+".join(map(str, values))
+            left = x + 46 + chunk * 45
+            yield from box(left, top, 42, 23, shades[len(values) - 1], words, 10)
+            if arrived and (rank, chunk) in arrived:
+                yield f'<rect class="line" x="{left - 1}" y="{top - 1}" width="44" height="25" rx="4"/>'
+
+
+def ring_parts():
+    yield text(16, 26, "All-reduce as a ring of four ranks: 3 steps that add, 3 steps that copy", 15, weight="bold")
+    yield text(16, 46, "In every step a rank sends one chunk, a quarter of the buffer, to its right neighbour. Framed: what has "
+               "just arrived. 0+1: the sum of ranks 0 and 1.", 12, kind="dim")
+    for number, state in enumerate(ring_states()):
+        place = number if number < 4 else number + 1
+        yield from ring_panel(16 + place % 4 * 242, 62 + place // 4 * 168, *state)
+    x, y, radius = 134, 62 + 168 + 78, 46  # the ring itself
+    corners = [(x, y - radius), (x + radius, y), (x, y + radius), (x - radius, y)]
+    for rank, (at_x, at_y) in enumerate(corners):
+        to_x, to_y = corners[(rank + 1) % RANKS]
+        step_x, step_y = (to_x - at_x) * 0.34, (to_y - at_y) * 0.34
+        yield arrow(at_x + step_x, at_y + step_y, to_x - step_x, to_y - step_y)
+        yield f'<circle cx="{at_x}" cy="{at_y}" r="13" fill="{COLOURS["input"]}"/>'
+        yield text(at_x, at_y + 4, str(rank), 12, "middle", "white", "bold")
+
+
+def ring():
+    return page(16 + 4 * 242 + 4, 400, "A ring all-reduce of four ranks: after three steps each rank has the whole sum of one chunk, "
+                "after three more it has all", ring_parts())
+
+
+def owners_parts():
+    blocks, devices = 8, 3
+    left, width, leaf_y, level = 120, 76, 84, 58
+    yield text(16, 26, "Three devices own the eight blocks of a batch", 15, weight="bold")
+    yield text(16, 46, "Every sum is joined by this one tree. A device publishes a sum for each largest branch that is all its own "
+               "(framed).", 12, kind="dim")
+    owner = [next(w for w in range(devices) if (w + 1) * blocks // devices > block) for block in range(blocks)]
+
+    def node(low, high):
+        """(x, y) of the sum of blocks low to high - 1, after all below it has been drawn"""
+        of = owner[low] if len(set(owner[low:high])) == 1 else None
+        depth = (high - low).bit_length() - 1
+        x, y = left + (low + high) / 2 * width - width / 2 + 32, leaf_y + depth * level + 14
+        lines, drawn = [], []
+        if high - low > 1:
+            middle = (low + high) // 2
+            for part in ((low, middle), (middle, high)):
+                below, (from_x, from_y) = node(*part)
+                drawn += below
+                lines.append(f'<path class="line" d="M{from_x:g} {from_y + 14:g}L{x:g} {y - 14:g}"/>')
+        drawn += lines
+        words = f"block {low}" if high - low == 1 else ("sum" if high - low == blocks else f"{low}..{high - 1}")
+        drawn += box(x - 32, y - 14, 64, 28, COLOURS["other"] if of is None else DEVICES[of], words)
+        own = of is not None
+        aligned = high - low < blocks and [owner[i] for i in range(low // (2 * (high - low)) * 2 * (high - low),
+                                                                   (low // (2 * (high - low)) + 1) * 2 * (high - low))]
+        if own and len(set(aligned)) > 1:
+            drawn.append(f'<rect class="line" x="{x - 36:g}" y="{y - 18:g}" width="72" height="36" rx="5"/>')
+        return drawn, (x, y)
+
+    yield from node(0, blocks)[0]
+    for device, colour in enumerate(DEVICES):
+        yield from box(16, leaf_y + 62 + device * 32, 84, 24, colour, f"device {device}")
+    yield from box(16, leaf_y + 62 + 96, 84, 24, COLOURS["other"], "joined")
+
+
+def owners():
+    return page(744, 296, "Eight blocks of a batch, owned by three devices, and the tree over them: device 0 publishes the sum of "
+                "blocks 0 and 1, device 1 that of 2 and 3 and block 4, device 2 block 5 and the sum of 6 and 7", owners_parts())
+
+
+# What lies in memory for two devices, from the bottom up: (words, height, colour).
+VALUES, MOMENTUM = ("parameters", 30, "forward"), ("momentum", 30, "update")
+SUM, OWN_GRADIENTS, GRADIENTS = (("gradients: sum", 30, "backward"), ("gradients of its rows", 30, "backward"),
+                                 ("gradients", 30, "backward"))
+HALF = ("activations, B/2 rows", 56, "other")
+MEMORY = (
+    ("DataParallel, PyTorch", "one process, two GPUs", (
+        ("GPU 0", (VALUES, SUM, MOMENTUM, OWN_GRADIENTS, HALF, ("outputs of all B rows", 30, "alone"))),
+        ("GPU 1", (("copied parameters", 30, "forward"), OWN_GRADIENTS, HALF)))),
+    ("DataParallel, duet", "one process, two CPU devices", (
+        ("the host", (VALUES, SUM, MOMENTUM, OWN_GRADIENTS, OWN_GRADIENTS, HALF, HALF, ("outputs of all B rows", 30, "alone"))),)),
+    ("DistributedDataParallel", "two processes", (
+        ("rank 0", (VALUES, GRADIENTS, MOMENTUM, HALF)),
+        ("rank 1", (VALUES, GRADIENTS, MOMENTUM, HALF)))),
+)
+
+
+def memory_parts():
+    yield text(16, 26, "What a step holds in memory, by process", 15, weight="bold")
+    yield text(16, 46, "A batch of B rows on two devices; heights are not to scale. Each process also has the program and its "
+               "images.", 12, kind="dim")
+    x, floor, wide = 16, 418, 158
+    for name, about, places in MEMORY:
+        yield text(x, 76, name, 13, weight="bold")
+        yield text(x, 93, about, 12, kind="dim")
+        for place, held in places:
+            y = floor
+            for words, height, colour in held:
+                y -= height
+                yield from box(x, y, wide - 4, height - 3, COLOURS[colour], words, 11)
+            yield text(x + wide / 2 - 2, floor + 18, place, 12, "middle", "dim")
+            x += wide
+        x += 22 if len(places) > 1 else 42
+
+
+def memory():
+    return page(882, 450, "Memory of two devices: PyTorch's DataParallel fills GPU 0 more than GPU 1, duet's has one set of parameters on "
+                "CPU devices, DistributedDataParallel has all of it once for each rank", memory_parts())
+
+
+COST = (
+    ("one device", "T(B) = f + p B", (("f", 54, "other"), ("p B", 440, "forward"))),
+    ("ideal on two", "T(B) / 2", (("f/2", 27, "other"), ("p B / 2", 220, "forward"))),
+    ("ddp on two", "T(B/2) + s + w + c + x", (("f", 54, "other"), ("p B / 2", 220, "forward"), ("s", 44, "backward"), ("w", 36, None),
+                                         ("c", 50, "communication"), ("x", 22, "other"))),
+)
+COST_WORDS = ("f: what a step costs however few rows it has. p: what a row costs. B: rows of a batch.",
+              "s: two devices slow each other down. w: waiting for the other rank.",
+              "c: communication that backward does not hide. x: the wrapper, and what is unexplained.")
+
+
+def cost_parts():
+    yield text(16, 26, "Why two devices are not twice as fast", 15, weight="bold")
+    yield text(16, 46, "The time of a step; widths are not to scale.", 12, kind="dim")
+    for number, (name, formula, parts) in enumerate(COST):
+        y = 66 + number * 46
+        yield text(16, y + 13, name, 12, weight="bold")
+        yield text(16, y + 29, formula, 12, kind="dim")
+        yield from lane(166, y, parts, 32)
+    yield f'<path class="line" d="M{166 + 247} 60V208" stroke-dasharray="4 3"/>'
+    for number, words in enumerate(COST_WORDS):
+        yield text(16, 226 + 18 * number, words, 12, kind="dim")
+
+
+def cost():
+    return page(690, 274, "A step on one device, half of it, and what a step of ddp on two devices has beyond that half", cost_parts())
+
+
+PICTURES = {"collectives.svg": collectives, "cost.svg": cost, "ddp_step.svg": ddp_step, "dp_step.svg": dp_step,
+            "memory.svg": memory, "owners.svg": owners, "ring.svg": ring}
 
 
 def main(folder):
-    for name, lines in PICTURES.items():
+    for name, draw in PICTURES.items():
         with open(os.path.join(folder, name), "w", encoding="utf-8") as file:
-            file.write("\n".join(lines()) + "\n")
+            file.write("\n".join(draw()) + "\n")
 
 
 if __name__ == "__main__":
