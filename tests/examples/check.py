@@ -7,6 +7,7 @@ import difflib
 import glob
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -103,6 +104,49 @@ def check_tutorials(programs, sources, name):
     wrong += [f"imagenet has no {flag}" for flag in theirs if not re.search(rf"(?<![\w-]){flag}(?![\w-])", flags)]
     wrong += [] if len(rows) > 60 and len(theirs) > 15 else [f"only {len(rows)} lines, {len(theirs)} flags"]
     return "\n".join(wrong) or difference(golden(name), "\n".join(said), name)
+
+
+def shape(line):
+    """The line with # in place of numbers and hashes, and no more than one blank between words."""
+    return " ".join(re.sub(r"\b[0-9a-f]{16}[0-9a-f.]*|\d[\d,.]*(e-\d+)?", "#", line).split())
+
+
+def lesson_step(programs, title, step, folder):
+    """What is wrong with a step: its form, its command, or the lines that it shows."""
+    commands, shown = (re.findall(rf"^```{kind}\n(.*?)^```", step, re.M | re.S) for kind in ("sh", "text"))
+    if len(commands) != 1 or len(shown) != 1 or "](" not in step or not re.search(r"<details>.*^1\. .*^2\. .*</details>", step, re.M | re.S):
+        return f"{title}: expected a command, its output, a picture and two answers"
+    command = re.sub(r"duet train [^&]*", lambda found: f"{found[0].strip()} {' '.join(SMALL)} ", commands[0].strip())
+    command = re.sub(r"duet compare .*", lambda found: f"{found[0]} {' '.join(SMALL)} --time-budget 0", command)
+    path = os.pathsep.join((programs, os.path.join(programs, "../cli"), os.environ["PATH"]))
+    result = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=120, cwd=folder,
+                            env={**os.environ, "PATH": path, "CUDA_VISIBLE_DEVICES": ""})
+    if result.returncode != 0:
+        return f"{command}: exit code {result.returncode}\n{result.stderr}"
+    # A comparison without rounds has other columns, and on another machine other sentences: its rows are compared by name.
+    measured = command.startswith(("duet compare", "duet predict"))
+    row = re.compile(r"^ *((?:single|averaging|dp|ddp) +\d?)")
+    form = (lambda line: shape(found[1]) if (found := row.match(line)) else None) if measured else shape
+    said = [form(line) for line in result.stdout.splitlines()]
+    lines = [line for line in shown[0].splitlines() if line != "..." and form(line)]
+    wrong = [line for line in lines if form(line) not in said]
+    hashes = set(re.findall(r"[0-9a-f]{64}", result.stdout))
+    wrong += [] if lines and len(hashes) <= 1 else [f"{len(lines)} lines, hashes {hashes}"]
+    return "\n".join([f"{title}: {command} does not print", *wrong]) if wrong else ""
+
+
+def check_lesson(programs, sources, name):
+    """Every command of the lesson ends well, one after the other, and prints lines like those that the page shows."""
+    root = os.path.join(sources, "..")
+    with open(os.path.join(root, "docs", name + ".md"), encoding="utf-8") as file:
+        steps = re.findall(r"^## (\d\..*?)\n(.*?)(?=^## )", file.read(), re.M | re.S)
+    wrong = [] if len(steps) == 7 else [f"{len(steps)} steps"]
+    with tempfile.TemporaryDirectory() as folder:
+        for title, step in steps:
+            if "duet predict" in step:  # short runs fit no model
+                shutil.copy(os.path.join(root, "tests/fuzz/results.json"), os.path.join(folder, "out/results.json"))
+            wrong.append(lesson_step(programs, title, step, folder))
+    return "\n".join(filter(None, wrong))
 
 
 def check_pictures(_, sources, name):
@@ -289,7 +333,7 @@ def check_wrong_arguments(programs, _, name):
 CHECKS = [(check_golden, name) for name in ("partition", "plain_loop", "random_dataset_dp", "a_simple_net", "collectives", "comm_hook",
                                             "ring_all_reduce", "two_processes", "own_operator")]
 CHECKS += [(check_eight_devices, "random_dataset_dp"), (check_gpus, "random_dataset_dp")]
-CHECKS += [(check_toy_regression, "toy_regression"), (check_tutorials, "tutorials"),
+CHECKS += [(check_toy_regression, "toy_regression"), (check_tutorials, "tutorials"), (check_lesson, "lesson"),
            (check_pictures, "draw_pictures")]
 CHECKS += [(check, name) for name in ("partition", "random_dataset_dp", "a_simple_net", "collectives", "comm_hook",
                                       "ring_all_reduce", "two_processes", "train_single", "train_dp", "train_ddp", "own_network",
