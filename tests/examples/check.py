@@ -126,7 +126,7 @@ def lesson_step(programs, title, step, folder):
     # A comparison without rounds has other columns, and on another machine other sentences: its rows are compared by name.
     measured = command.startswith(("duet compare", "duet predict"))
     row = re.compile(r"^ *((?:single|averaging|dp|ddp) +\d?)")
-    form = (lambda line: shape(found[1]) if (found := row.match(line)) else None) if measured else shape
+    form = (lambda line: " ".join(found[1].split()) if (found := row.match(line)) else None) if measured else shape
     said = [form(line) for line in result.stdout.splitlines()]
     lines = [line for line in shown[0].splitlines() if line != "..." and form(line)]
     wrong = [line for line in lines if form(line) not in said]
@@ -144,21 +144,24 @@ def check_lesson(programs, sources, name):
     with tempfile.TemporaryDirectory() as folder:
         for title, step in steps:
             if "duet predict" in step:  # short runs fit no model
+                os.makedirs(os.path.join(folder, "out"), exist_ok=True)
                 shutil.copy(os.path.join(root, "tests/fuzz/results.json"), os.path.join(folder, "out/results.json"))
             wrong.append(lesson_step(programs, title, step, folder))
     return "\n".join(filter(None, wrong))
 
 
 def check_pictures(_, sources, name):
-    """The pictures are as the script draws them."""
+    """The pictures are as the script draws them, and all that are drawn by it."""
+    docs = os.path.join(sources, "../docs")
     with tempfile.TemporaryDirectory() as folder:
         subprocess.run([sys.executable, os.path.join(sources, "../tools", name + ".py"), folder], check=True, timeout=60)
         texts = {}
-        for picture in os.listdir(folder):
-            for place in (os.path.join(sources, "../docs"), folder):
-                with open(os.path.join(place, picture), encoding="utf-8") as file:
-                    texts.setdefault(picture, []).append(file.read())
-    return next(filter(None, (difference(*both, picture) for picture, both in texts.items())), "" if texts else "none")
+        for place in (docs, folder):
+            for path in sorted(glob.glob(os.path.join(place, "*.svg"))):
+                with open(path, encoding="utf-8") as file:
+                    texts.setdefault(os.path.basename(path), []).append(file.read())
+    alone = [picture for picture, found in texts.items() if len(found) != 2]
+    return ", ".join(alone) or next(filter(None, (difference(*both, picture) for picture, both in texts.items())), "" if texts else "none")
 
 
 def check_training(programs, _, name):
