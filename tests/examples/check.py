@@ -125,7 +125,7 @@ def lesson_step(programs, title, step, folder):
         return f"{command}: exit code {result.returncode}\n{result.stderr}"
     # A comparison without rounds has other columns, and on another machine other sentences: its rows are compared by name.
     measured = command.startswith(("duet compare", "duet predict"))
-    row = re.compile(r"^ *((?:single|averaging|dp|ddp) +\d?)")
+    row = re.compile(r"^ *((?:single|averaging|dp|ddp) +\d?)(?= )")
     form = (lambda line: " ".join(found[1].split()) if (found := row.match(line)) else None) if measured else shape
     said = [form(line) for line in result.stdout.splitlines()]
     lines = [line for line in shown[0].splitlines() if line != "..." and form(line)]
