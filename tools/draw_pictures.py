@@ -107,7 +107,7 @@ DP_STEP = (
 def dp_step_parts():
     left, top, row, height = 84, 64, 52, 30
     yield text(16, 26, "One step of PyTorch's DataParallel on three devices", 15, weight="bold")
-    yield text(16, 46, "Time goes to the right, widths are not to scale. Orange: only device 0 has work.", 12, kind="dim")
+    yield text(16, 46, "Time goes to the right, widths are not to scale. Orange: only device 0 has work, dashed: idle.", 12, kind="dim")
     for device in range(3):
         yield text(16, top + device * row + 20, f"device {device}", 12, kind="dim")
     x = left
@@ -149,7 +149,7 @@ AVERAGED_SENT = (("", 496, "gap"), *((str(i), 20, "communication") for i in rang
 def ddp_step_parts():
     left, top = 84, 66
     yield text(16, 26, "One step of DistributedDataParallel on two ranks", 15, weight="bold")
-    yield text(16, 46, "Time goes to the right, widths are not to scale. Purple: backward, from the last layer to the first.", 12,
+    yield text(16, 46, "Time goes to the right, widths are not to scale. Purple: backward, from the last layer to the first. Dashed: waiting.", 12,
                kind="dim")
     for name, parts in (("rank 0", DDP_COMPUTE), ("together", DDP_SENT), ("rank 1", DDP_COMPUTE)):
         yield text(16, top + 19, name, 12, kind="dim")
