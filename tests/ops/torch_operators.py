@@ -14,6 +14,9 @@ from torch.nn import functional as F
 # Element by element; all others add up, and differ by rounding relative to their largest element.
 ELEMENTWISE = {"arithmetic", "exp", "log", "sqrt", "sigmoid", "tanh", "gelu", "leaky_relu", "relu"}
 
+# Their gradients are differences of sums, of which the order decides whether infinity stays or becomes NaN.
+OF_SEVERAL_SUMS = {"layer_norm", "cross_entropy"}
+
 
 def arithmetic(x, constant, op, side, number=0.0):
     number = torch.tensor(number, dtype=x[0].dtype)  # a float divided by a tensor would be its reciprocal times the float
@@ -115,14 +118,14 @@ def computed(text, tensors, dtype):
     return {"y0": y.detach(), **{f"gradient{i}": leaf.grad for i, leaf in enumerate(leaves)}}
 
 
-def difference(name, got, expected, exact, dy):
+def difference(name, what, got, expected, exact, dy):
     """What is wrong with `got`, or nothing. `exact`: `expected` computed in double."""
     if got is None or got.shape != expected.shape:
         return f"shape {None if got is None else list(got.shape)}, expected {list(expected.shape)}"
     finite = expected.isfinite()
     same = torch.where(finite, got.isfinite(), (got == expected) | (got.isnan() & expected.isnan()))
     same |= exact.isinf() & (got == exact)  # of an infinite gradient times a slope that underflows in float
-    if name == "layer_norm":  # whose gradient becomes infinity or NaN by the order of its sums
+    if name in OF_SEVERAL_SUMS and what != "y0":
         same = finite == got.isfinite()
     if name in ELEMENTWISE:
         scale = exact.abs() + dy
@@ -146,7 +149,7 @@ def differences(seed, text, tensors):
         return [f"DUET_DRAW_FROM={seed} {text}: PyTorch: {error}"]
     dy = tensors["dy0"][tensors["dy0"].isfinite()].abs().tolist()
     shapes = ", ".join(str(list(tensor.shape)) for what, tensor in tensors.items() if what.startswith("input"))
-    wrong = {what: difference(text.split("|")[0].split()[0], tensors.get(what), value, exact[what],
+    wrong = {what: difference(text.split("|")[0].split()[0], what, tensors.get(what), value, exact[what],
                               0 if what == "y0" else max(dy, default=0)) for what, value in expected.items()}
     return [f"DUET_DRAW_FROM={seed} {text} of {shapes}: {what}: {line}" for what, line in wrong.items() if line]
 
