@@ -106,8 +106,8 @@ class Text : public data::Dataset {
     float* number = samples.data<float>();
     for (const std::int64_t index : indices) {
       Mt19937 generator(static_cast<std::uint64_t>(index));
-      const std::int64_t begin = generator.randint(0, std::ssize(text_) - kLength);
-      for (std::int64_t i = begin; i <= begin + kLength; ++i) *number++ = static_cast<float>(symbols.find(text_[i]));
+      const auto begin = static_cast<std::size_t>(generator.randint(0, std::ssize(text_) - kLength));
+      for (const char one : text_.substr(begin, kLength + 1)) *number++ = static_cast<float>(symbols.find(one));
     }
   }
   std::string symbols;
