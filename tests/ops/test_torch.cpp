@@ -357,8 +357,8 @@ std::string run_case(std::uint64_t seed, NamedTensors& tensors) {
 
 /// DUET_DRAWS=N draws as many cases, from seed DUET_DRAW_FROM on.
 TEST_CASE("the operators give what PyTorch's do, in drawn cases") {
-  if (!duet_test::python_has("safetensors.torch, torch"))
-    DUET_SKIP("no Python with safetensors and torch (DUET_PYTHON names one)");
+  if (!duet_test::python_has("safetensors.torch, torch; assert int(torch.__version__.split(\".\")[0]) >= 2"))
+    DUET_SKIP("no Python with safetensors and torch 2 (DUET_PYTHON names one)");
   const std::uint64_t first = duet_test::number_of("DUET_DRAW_FROM", 1),
                       draws = duet_test::number_of("DUET_DRAWS", 1000);
   const duet_test::Scratch scratch;
