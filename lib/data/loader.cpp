@@ -162,6 +162,8 @@ Loader::Iterator Loader::begin() {
 }
 
 void Loader::advance(std::int64_t steps) {
+  for (std::int64_t skipped = 1; prefetcher_ && skipped < steps && step_ + skipped < steps_; ++skipped)
+    prefetcher_->take();
   step_ += steps;
   produce();
 }

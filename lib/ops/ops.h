@@ -40,7 +40,7 @@ Variable mul(const Operand& a, const Operand& b);
 Variable div(const Operand& a, const Operand& b);
 
 // Functions of each element, any shape; values and gradients as PyTorch's (aten/src/ATen/native/Activation.cpp), NaN
-// and infinity included, but for gelu(infinity): infinity here, NaN in PyTorch's vector code.
+// and infinity included, but for gelu above 1.7e38: x here, infinity or NaN in PyTorch's vector code.
 Variable exp(const Variable& x);
 /// The natural logarithm.
 Variable log(const Variable& x);
@@ -169,8 +169,8 @@ Variable layer_norm(const Variable& x, const Shape& normalised, const Variable& 
                     double eps = 1e-5);
 
 /// softmax(query key^T / sqrt(D)) value: query (N, ..., T, D), key (N, ..., S, D), value (N, ..., S, E) ->
-/// (N, ..., T, E). With `causal` query i sees keys 0 to i. As torch.nn.functional.scaled_dot_product_attention; of the
-/// operators above.
+/// (N, ..., T, E). With `causal` query i sees keys 0 to i. As torch.nn.functional.scaled_dot_product_attention, but for
+/// a query of which all scores are -infinity: NaN, as softmax's, where PyTorch gives 0. Of the operators above.
 Variable scaled_dot_product_attention(const Variable& query, const Variable& key, const Variable& value,
                                       bool causal = false);
 

@@ -25,11 +25,11 @@
 #include "lib/nn/module.h"
 #include "lib/ops/losses.h"
 #include "lib/optim/sgd.h"
-#include "lib/parse_number.h"
 #include "lib/random.h"
 #include "lib/tensor.h"
 #include "tests/any_number/draw.h"
 #include "tests/support/catch2.h"
+#include "tests/support/number_of.h"
 
 using namespace duet;
 using namespace duet_test;
@@ -40,12 +40,6 @@ std::vector<std::string> backends() {
   std::vector<std::string> all = {"memory", "shm", "tcp"};
   if (duet::ddp::why_no_gloo().empty()) all.push_back("gloo");
   return all;
-}
-
-/// DUET_DRAW=SEED trains that draw only; DUET_DRAWS=N draws as many, from seed DUET_DRAW_FROM on.
-std::uint64_t number_of(const char* variable, std::uint64_t otherwise) {
-  const char* const text = std::getenv(variable);
-  return text == nullptr ? otherwise : duet::parse_number<std::uint64_t>(text).value();
 }
 
 void check_draw(std::uint64_t seed) {
@@ -327,6 +321,7 @@ TEST_CASE("a DataParallel around a part of a network runs in ranks that own seve
   ddp::run_rank_threads(3, body, {.backend = "memory"});
 }
 
+/// DUET_DRAW=SEED trains that draw only; DUET_DRAWS=N draws as many, from seed DUET_DRAW_FROM on.
 TEST_CASE("drawn trainings on 1 to 8 devices end with one device's bits") {
   if (std::getenv("DUET_DRAW") != nullptr) return check_draw(number_of("DUET_DRAW", 0));
   const std::uint64_t draws = number_of("DUET_DRAWS", 100), first = number_of("DUET_DRAW_FROM", 1);

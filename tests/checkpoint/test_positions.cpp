@@ -93,6 +93,7 @@ std::ostream& operator<<(std::ostream& out, const Place& place) {
 struct Draw {
   Place first, second;
   std::int64_t rows = 0, batch = 0, stop = 0;  // `stop`: steps before the checkpoint
+  int blocks = 8;
   bool drop_last = false;
   std::int64_t steps() const { return rows / batch + (!drop_last && rows % batch != 0 ? 1 : 0); }
 };
@@ -103,7 +104,7 @@ Draw draw_of(std::uint64_t seed) {
   const auto place = [&] {
     constexpr const char* kModes[] = {"single", "dp", "ddp"};
     Place drawn{.mode = kModes[below(3)]};
-    if (drawn.mode != "single") drawn.devices = 1 << below(4);
+    if (drawn.mode != "single") drawn.devices = static_cast<int>(1 + below(8));
     drawn.workers = static_cast<int>(below(3));
     return drawn;
   };
@@ -112,6 +113,7 @@ Draw draw_of(std::uint64_t seed) {
   draw.rows = draw.batch + below(60);
   draw.drop_last = below(2) == 0;
   draw.stop = below(kEpochs * draw.steps() + 1);
+  draw.blocks = 8 << below(3);
   return draw;
 }
 
@@ -133,10 +135,12 @@ Left train(const Part& part, nn::Module& model, nn::Module& net, int rank, int r
   const Noisy rows(draw.rows);
   data::Loader loader(
       rows,
-      std::make_unique<samplers::BlockedBatches>(
-          std::make_unique<samplers::RandomSampler>(rows.size(), 3),
-          samplers::BlockedOptions{
-              .global_batch = draw.batch, .drop_last = draw.drop_last, .world_size = ranks, .rank = rank}),
+      std::make_unique<samplers::BlockedBatches>(std::make_unique<samplers::RandomSampler>(rows.size(), 3),
+                                                 samplers::BlockedOptions{.global_batch = draw.batch,
+                                                                          .drop_last = draw.drop_last,
+                                                                          .world_size = ranks,
+                                                                          .rank = rank,
+                                                                          .blocks = draw.blocks}),
       {.workers = part.place.workers});
   optim::AdamW optimizer(model, {.lr = 0.05f});
   std::int64_t step = 0;
@@ -193,7 +197,7 @@ void check_draw(std::uint64_t seed) {
   INFO("DUET_DRAW=" << seed << " test_checkpoint 'a training that stops*': " << draw.first << " -> " << draw.second
                     << ", " << draw.rows << " rows in batches of " << draw.batch
                     << (draw.drop_last ? ", whole ones only" : "") << ", stops after step " << draw.stop << " of "
-                    << kEpochs * draw.steps());
+                    << kEpochs * draw.steps() << ", " << draw.blocks << " blocks");
   const duet_test::Scratch scratch;
   const Left whole = train({.draw = draw});
   const Left first = train({draw, draw.first, scratch.folder(), draw.stop});

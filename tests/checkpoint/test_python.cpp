@@ -1,8 +1,5 @@
 // The format's own implementation reads what duet writes, and duet reads what it writes.
-#include <sys/wait.h>
-
 #include <cstdint>
-#include <cstdlib>
 #include <string>
 
 #include "lib/io/checkpoint.h"
@@ -10,29 +7,13 @@
 #include "lib/nn/layers.h"
 #include "lib/nn/networks.h"
 #include "tests/support/catch2.h"
+#include "tests/support/python.h"
 #include "tests/support/scratch.h"
 
+using duet_test::python_has;
+using duet_test::run_python;
+
 namespace {
-
-std::string python() {
-  const char* given = std::getenv("DUET_PYTHON");
-  return given ? given : "python3";
-}
-
-/// Runs a program; the text may use the folder as sys.argv[1].
-bool run_python(const std::string& program, const std::string& folder) {
-  duet_test::write_text(folder + "/program.py", program);
-  const std::string command =
-      "'" + python() + "' '" + folder + "/program.py' '" + folder + "' 2>'" + folder + "/errors'";
-  const int status = std::system(command.c_str());
-  INFO(duet_test::read_text(folder + "/errors"));
-  return WIFEXITED(status) && WEXITSTATUS(status) == 0;
-}
-
-bool has(const std::string& modules) {
-  const std::string command = "'" + python() + "' -c 'import " + modules + "' 2>/dev/null";
-  return std::system(command.c_str()) == 0;
-}
 
 duet::Checkpoint sample() {
   duet::Checkpoint checkpoint;
@@ -50,7 +31,8 @@ duet::Checkpoint sample() {
 }  // namespace
 
 TEST_CASE("Python's safetensors reads a checkpoint") {
-  if (!has("safetensors.numpy, numpy")) DUET_SKIP("no Python with safetensors and numpy (DUET_PYTHON names one)");
+  if (!python_has("safetensors.numpy, numpy"))
+    DUET_SKIP("no Python with safetensors and numpy (DUET_PYTHON names one)");
   const duet_test::Scratch scratch;
   duet::save_checkpoint(scratch.folder(), sample());
   CHECK(run_python(R"(
@@ -74,7 +56,8 @@ assert float(metadata["best_acc1"]) == 97.25
 }
 
 TEST_CASE("PyTorch loads a checkpoint's model into a module of its own") {
-  if (!has("safetensors.torch, torch")) DUET_SKIP("no Python with safetensors and torch (DUET_PYTHON names one)");
+  if (!python_has("safetensors.torch, torch"))
+    DUET_SKIP("no Python with safetensors and torch (DUET_PYTHON names one)");
   const duet_test::Scratch scratch;
   duet::Checkpoint checkpoint = sample();
   checkpoint.model = {{"weight", duet::from_values<float>({1, 2}, {2, 3})},
@@ -92,7 +75,8 @@ assert layer(torch.tensor([[10.0, 100.0]])).item() == 324
 }
 
 TEST_CASE("a batch norm's state goes from PyTorch to duet and back") {
-  if (!has("safetensors.torch, torch")) DUET_SKIP("no Python with safetensors and torch (DUET_PYTHON names one)");
+  if (!python_has("safetensors.torch, torch"))
+    DUET_SKIP("no Python with safetensors and torch (DUET_PYTHON names one)");
   const duet_test::Scratch scratch;
   REQUIRE(run_python(R"(
 import sys, torch
@@ -128,7 +112,7 @@ assert net[0].num_batches_tracked == 3, net[0].num_batches_tracked
 }
 
 TEST_CASE("a ResNet's state goes from torchvision to duet and back") {
-  if (!has("safetensors.torch, torchvision")) DUET_SKIP("no Python with safetensors and torchvision");
+  if (!python_has("safetensors.torch, torchvision")) DUET_SKIP("no Python with safetensors and torchvision");
   const duet_test::Scratch scratch;
   REQUIRE(run_python(R"(
 import sys, torch, torchvision
@@ -164,7 +148,8 @@ assert torch.equal(net.fc.weight, load_file(sys.argv[1] + "/state")["fc.weight"]
 }
 
 TEST_CASE("a checkpoint that Python loaded and saved again is a checkpoint") {
-  if (!has("safetensors.numpy, numpy")) DUET_SKIP("no Python with safetensors and numpy (DUET_PYTHON names one)");
+  if (!python_has("safetensors.numpy, numpy"))
+    DUET_SKIP("no Python with safetensors and numpy (DUET_PYTHON names one)");
   const duet_test::Scratch scratch;
   duet::save_checkpoint(scratch.folder(), sample());
   REQUIRE(run_python(R"(
@@ -187,7 +172,8 @@ save_file(dict(reversed(load_file(path).items())), path, metadata=dict(reversed(
 }
 
 TEST_CASE("duet reads what Python's safetensors writes") {
-  if (!has("safetensors.numpy, numpy")) DUET_SKIP("no Python with safetensors and numpy (DUET_PYTHON names one)");
+  if (!python_has("safetensors.numpy, numpy"))
+    DUET_SKIP("no Python with safetensors and numpy (DUET_PYTHON names one)");
   const duet_test::Scratch scratch;
   REQUIRE(run_python(R"(
 import sys, numpy

@@ -106,6 +106,17 @@ TEST_CASE("order and content do not depend on the workers") {
   }
 }
 
+TEST_CASE("an iterator skips batches, whatever the number of workers") {
+  Loader plain(images(), blocked());
+  const auto all = epoch(plain);
+  Loader loader(images(), blocked(), {.workers = GENERATE(0, 1, 3)});
+  auto batch = loader.begin();
+  batch += 2;
+  CHECK(look(*batch) == all[2]);
+  batch += 2;
+  CHECK(batch == loader.end());
+}
+
 TEST_CASE("ranks read their rows of the same global batches") {
   Loader whole(images(), blocked());
   Loader left(images(), blocked(2, 0)), right(images(), blocked(2, 1), {.workers = 2});

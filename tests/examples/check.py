@@ -12,6 +12,8 @@ import subprocess
 import sys
 import tempfile
 
+from torch_losses import STEPS, write_mnist
+
 GOLDEN = os.path.join(os.path.dirname(os.path.abspath(__file__)), "golden")
 WRAPPER_LINES = 15
 
@@ -208,6 +210,39 @@ def check_own_network(programs, _, name):
             or (f"checkpoints of {kept}" if [re.sub(r"\D", "", file) for file in kept[-2:]] != ["00000020", "00000024"] else ""))
 
 
+def losses(text):
+    return [float(loss) for loss in re.findall(r"^step \d+: loss ([\d.]+)$", text, re.M)]
+
+
+def check_learning(programs, sources, name):
+    """The loss falls, and all modes end with the same bits; the printed losses of processes are those of rank 0's rows."""
+    data, steps = {"autoencoder": ("synthetic", "40"), "char_gpt": (f"{sources}/../LICENSE", "80")}[name]
+    alone = run(programs, name, "single", "1", data, steps)
+    fall = losses(alone)
+    if len(fall) != 20 or fall[-1] > 0.6 * fall[0] or "parameters: sha256 " not in alone:
+        return alone
+    wrong = [difference(alone, run(programs, name, "dp", devices, data, steps), f"dp {devices}") for devices in ("2", "3")]
+    end = alone[alone.rindex("\nstep"):].split("\n", 2)[2]
+    for devices in ("2", "3"):
+        said = run(programs, name, "ddp", devices, data, steps)
+        wrong.append("" if said.endswith(end) and len(losses(said)) == 20 else said)
+    said = run(programs, name, "dpp", "2", data, "1")
+    wrong.append("" if said == f"exit code 2\n{name}: got 'dpp', expected single, dp or ddp\n" else said)
+    return "\n".join(filter(None, wrong))
+
+
+def check_torch_losses(programs, sources, name):
+    """The first losses are those that PyTorch 2.15 has with the same weights, order and samples."""
+    expected = losses(golden(name + "_torch"))
+    with tempfile.TemporaryDirectory() as folder:
+        write_mnist(folder)
+        data = {"autoencoder": folder, "char_gpt": f"{sources}/../LICENSE"}[name]
+        said = run(programs, name, "single", "1", data, str(STEPS))
+    got = losses(said)
+    good = len(expected) == len(got) == STEPS and all(abs(one - other) < 1e-5 for one, other in zip(expected, got))
+    return "" if good else f"expected {expected}\n{said}"
+
+
 def check_page(_, sources, name):
     """The page shows lines of the program, of its module, and of its operator."""
     program = ""
@@ -340,11 +375,12 @@ CHECKS += [(check_toy_regression, "toy_regression"), (check_tutorials, "tutorial
            (check_pictures, "draw_pictures")]
 CHECKS += [(check, name) for name in ("partition", "random_dataset_dp", "a_simple_net", "collectives", "comm_hook",
                                       "ring_all_reduce", "two_processes", "train_single", "train_dp", "train_ddp", "own_network",
-                                      "make_image_folder", "toy_regression")
+                                      "make_image_folder", "toy_regression", "autoencoder", "char_gpt")
            for check in (check_help, check_wrong_arguments)]
 CHECKS += [(check, name) for name in ("train_dp", "train_ddp") for check in (check_training, check_wrapper_lines)]
 
 CHECKS += [(check_own_network, "own_network"), (check_page, "own_network"), (check_image_folder, "make_image_folder")]
+CHECKS += [(check, name) for name in ("autoencoder", "char_gpt") for check in (check_learning, check_torch_losses)]
 CHECKS += [(check, "imagenet") for check in (check_imagenet, check_imagenet_features, check_imagenet_errors)]
 
 

@@ -85,14 +85,17 @@ TEST_CASE("blocked ranks share every global batch, whatever their number") {
   }
 }
 
-TEST_CASE("blocked ranks cut at floor(r N / W)") {
-  const auto sizes = [](int rank) {
-    const BlockedBatches batches(counting(12), {.global_batch = 10, .world_size = 3, .rank = rank});
-    return std::pair(batches.step(0).indices.size(), batches.step(1).indices.size());
+TEST_CASE("blocked ranks have the rows of whole blocks, or are cut at floor(r N / W)") {
+  using Sizes = std::pair<std::size_t, std::size_t>;
+  const bool whole_blocks = GENERATE(true, false);
+  const auto sizes = [&](int rank) {
+    const BlockedBatches batches(counting(12),
+                                 {.global_batch = 10, .world_size = 3, .rank = rank, .whole_blocks = whole_blocks});
+    return Sizes(batches.step(0).indices.size(), batches.step(1).indices.size());
   };
-  CHECK(sizes(0) == std::pair<std::size_t, std::size_t>(3, 0));  // a step with no rows for this rank
-  CHECK(sizes(1) == std::pair<std::size_t, std::size_t>(3, 1));
-  CHECK(sizes(2) == std::pair<std::size_t, std::size_t>(4, 1));
+  CHECK(sizes(0) == (whole_blocks ? Sizes(2, 0) : Sizes(3, 0)));  // a step with no rows for this rank
+  CHECK(sizes(1) == (whole_blocks ? Sizes(4, 1) : Sizes(3, 1)));
+  CHECK(sizes(2) == Sizes(4, 1));
   CHECK(BlockedBatches(counting(12), {.global_batch = 10, .drop_last = true}).steps() == 1);
 }
 

@@ -1,0 +1,222 @@
+#include "tests/elastic/protocol.h"
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <stdexcept>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace duet_test::elastic {
+
+namespace {
+
+void check(bool holds, const char* what) {
+  if (!holds) throw std::logic_error(what);
+}
+
+void clear_left_groups(State& state) {
+  for (std::size_t g = 0; g < state.generation; ++g)
+    if (std::none_of(state.ranks.begin(), state.ranks.end(), [&](const Rank& rank) {
+          return rank.generation == g && (rank.at == At::stepping || rank.at == At::posted || rank.at == At::reduced ||
+                                          (rank.at == At::arrived && state.planned == g));
+        }))
+      state.groups[g] = {};
+}
+
+/// Collects what one rank can do.
+class RankTransitions {
+ public:
+  RankTransitions(const State& state, Mistake mistake, std::size_t number, std::vector<Transition>& all)
+      : state_(state), mistake_(mistake), number_(number), all_(all) {}
+
+  void collect() {
+    const Rank& rank = state_.ranks[number_];
+    if (rank.at == At::dead || rank.at == At::exited) return;
+    if (state_.deaths < kMostDeaths && !state_.ended && !state_.all_lost)
+      add(
+          "dies",
+          [](State& next, Rank& r, Group&) {
+            ++next.deaths;
+            r = {.at = At::dead, .generation = 0, .step = kNoState};
+          },
+          true);
+    switch (rank.at) {
+      case At::starting: return arrive();
+      case At::arrived: return await_plan();
+      case At::stepping: return rank.step == kSteps ? finish() : begin_collective();
+      case At::posted: return reduce();
+      case At::reduced: return complete();
+      case At::dead:
+      case At::exited: return;
+    }
+  }
+
+ private:
+  template <typename Change>
+  void add(const char* name, Change change, bool death = false) {
+    State next = state_;
+    Rank& rank = next.ranks[number_];
+    change(next, rank, next.groups[rank.generation]);
+    clear_left_groups(next);
+    all_.push_back({"rank " + std::to_string(number_) + " " + name, next, death});
+  }
+
+  const Rank& rank() const { return state_.ranks[number_]; }
+  const Group& group() const { return state_.groups[rank().generation]; }
+  bool behind() const { return state_.generation > rank().generation; }
+
+  void arrive() {
+    add("arrives", [this](State& next, Rank& r, Group&) {
+      next.arrived[number_] = next.generation;
+      r = {.at = At::arrived, .generation = next.generation, .step = r.step};
+    });
+  }
+  /// A wait that ends in a newer generation makes the step void.
+  void arrive_if_behind() {
+    if (behind()) arrive();
+  }
+
+  void await_plan() {
+    if (state_.planned == rank().generation) take_or_give();
+    if (mistake_ != Mistake::wait_for_plan_only) arrive_if_behind();
+  }
+
+  void take_or_give() {
+    const Group& g = group();
+    if (rank().step == g.base) {
+      if (number_ == state_.source)
+        add("gives a chunk", [](State&, Rank& r, Group& own) {
+          if (++own.given == kChunks) r.at = At::stepping;
+        });
+      else
+        add("begins", [](State&, Rank& r, Group&) { r.at = At::stepping; });
+    } else if (rank().copied < g.given) {
+      add("takes a chunk", [this](State& next, Rank& r, Group& own) {
+        if (mistake_ == Mistake::copy_in_place) r.step = kTornState;
+        if (++r.copied < kChunks) return;
+        r = {.at = At::stepping, .generation = r.generation, .step = own.base};
+        next.committed[number_] = own.base;
+      });
+    }
+  }
+
+  void begin_collective() {
+    check(rank().step != kTornState && rank().step != kNoState, "a step begins from no whole state");
+    arrive_if_behind();
+    add("posts", [this](State& next, Rank& r, Group& own) {
+      const int step = own.base + own.posted[number_] / kCollectives;
+      check(r.step == step, "collectives of two steps meet");
+      ++own.posted[number_];
+      r.at = At::posted;
+      if (mistake_ == Mistake::commit_before_sums && r.collectives + 1 == kCollectives)
+        next.committed[number_] = static_cast<std::uint8_t>(r.step + 1);
+    });
+  }
+
+  static bool all_at(const std::array<std::uint8_t, kRanks>& counts, std::uint8_t count) {
+    return std::all_of(counts.begin(), counts.end(), [&](std::uint8_t c) { return c >= count; });
+  }
+
+  void reduce() {
+    if (all_at(group().posted, group().posted[number_]))
+      add("reduces", [this](State&, Rank& r, Group& own) {
+        own.reduced[number_] = own.posted[number_];
+        r.at = At::reduced;
+      });
+    arrive_if_behind();
+  }
+
+  void complete() {
+    if (all_at(group().reduced, group().reduced[number_])) {
+      if (rank().collectives + 1 < kCollectives)
+        add("completes", [](State&, Rank& r, Group&) { r.at = At::stepping, ++r.collectives; });
+      else
+        add("commits", [this](State& next, Rank& r, Group&) {
+          r = {.at = At::stepping, .generation = r.generation, .step = static_cast<std::uint8_t>(r.step + 1)};
+          next.committed[number_] = r.step;
+        });
+    }
+    arrive_if_behind();
+  }
+
+  void finish() {
+    if (state_.ended || mistake_ == Mistake::exit_when_committed)
+      add("exits", [](State&, Rank& r, Group&) { r.at = At::exited; });
+    arrive_if_behind();
+  }
+
+  const State& state_;
+  Mistake mistake_;
+  std::size_t number_;
+  std::vector<Transition>& all_;
+};
+
+/// A dead rank makes a new generation, in which another process has its number.
+void see_death(const State& state, Mistake mistake, std::size_t number, std::vector<Transition>& all) {
+  if (state.ranks[number].at != At::dead) return;
+  State next = state;
+  ++next.generation;
+  if (mistake != Mistake::keep_committed) next.committed[number] = kNoState;
+  next.ranks[number] = {.at = At::starting, .generation = 0, .step = kNoState};
+  all.push_back({"arbiter replaces rank " + std::to_string(number), next});
+}
+
+void publish_plan(const State& state, Mistake mistake, std::vector<Transition>& all) {
+  if (state.generation == state.planned) return;
+  for (const std::uint8_t arrived : state.arrived)
+    if (mistake == Mistake::plan_before_arrivals ? arrived == 0 : arrived != state.generation) return;
+  State next = state;
+  int step = -1;
+  for (std::size_t r = 0; r < kRanks; ++r)
+    if (state.committed[r] != kNoState && state.committed[r] > step) {
+      step = state.committed[r];
+      next.source = static_cast<std::uint8_t>(r);
+    }
+  for (const std::uint8_t committed : state.committed)
+    check(committed == kNoState || committed + 1 >= step, "ranks are more than one step apart");
+  next.planned = state.generation;
+  next.all_lost = step < 0;
+  if (step >= 0) next.groups[state.generation].base = static_cast<std::uint8_t>(step);
+  all.push_back({"arbiter publishes the plan", next});
+}
+
+void end(const State& state, std::vector<Transition>& all) {
+  for (const std::uint8_t committed : state.committed)
+    if (committed != kSteps) return;
+  State next = state;
+  next.ended = true;
+  all.push_back({"arbiter ends the job", next});
+}
+
+}  // namespace
+
+std::vector<Transition> transitions(const State& state, Mistake mistake) {
+  std::vector<Transition> all;
+  if (state.all_lost) return all;
+  for (std::size_t r = 0; r < kRanks; ++r) RankTransitions(state, mistake, r, all).collect();
+  if (state.ended) return all;
+  for (std::size_t r = 0; r < kRanks; ++r) see_death(state, mistake, r, all);
+  publish_plan(state, mistake, all);
+  end(state, all);
+  return all;
+}
+
+bool is_end(const State& state) {
+  if (state.all_lost)
+    return std::none_of(state.ranks.begin(), state.ranks.end(), [](const Rank& r) { return r.step <= kSteps; });
+  return std::all_of(state.ranks.begin(), state.ranks.end(),
+                     [](const Rank& r) { return r.at == At::dead || (r.at == At::exited && r.step == kSteps); });
+}
+
+std::string text_of(const State& state) {
+  constexpr const char* kAt[] = {"dead", "starting", "arrived", "stepping", "posted", "reduced", "exited"};
+  std::string text = "generation " + std::to_string(state.generation) + ", planned " + std::to_string(state.planned);
+  for (std::size_t r = 0; r < kRanks; ++r)
+    text += "; rank " + std::to_string(r) + ": " + kAt[static_cast<std::size_t>(state.ranks[r].at)] + " in " +
+            std::to_string(state.ranks[r].generation) + ", step " + std::to_string(state.ranks[r].step);
+  return text;
+}
+
+}  // namespace duet_test::elastic

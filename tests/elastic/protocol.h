@@ -1,0 +1,86 @@
+// The recovery protocol of an elastic job as a state machine, which a test searches exhaustively: the launcher, which
+// is the arbiter, and ranks that run steps of collectives, die and are replaced. Names are those of the runtime.
+#pragma once
+
+#include <array>
+#include <compare>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace duet_test::elastic {
+
+inline constexpr int kRanks = 3;
+inline constexpr int kMostDeaths = 3;
+inline constexpr int kSteps = 3;
+inline constexpr int kCollectives = 2;  // of a step
+inline constexpr int kChunks = 2;       // in which a rank gives its state to others
+
+/// Mistakes that can be planted, to show that the search finds them.
+enum class Mistake {
+  none,
+  copy_in_place,         // a rank that adopts a state writes it over its own as it comes
+  keep_committed,        // the committed step of a lost rank stands for its replacement
+  plan_before_arrivals,  // the plan counts ranks that arrived for an earlier generation
+  exit_when_committed,   // a rank leaves after its own last step
+  wait_for_plan_only,    // a rank that waits for a plan does not see the next generation
+  commit_before_sums,    // a step counts when its last bucket is sent
+};
+
+/// Where the process of a rank is. What nobody else sees is not a state of its own: a rank that dies between its last
+/// sum and its commit is one that died before that sum.
+enum class At : std::uint8_t {
+  dead,      // and the arbiter has not seen it
+  starting,  // runs main() from the top, up to its first training step
+  arrived,   // waits for a plan; then gives its state or takes another's
+  stepping,  // before a collective of a step; or after the last step, waiting for all to have committed it
+  posted,    // has written its part of a collective
+  reduced,   // has summed its elements
+  exited,
+};
+
+inline constexpr std::uint8_t kNoState = 0xff;    // of a process that has just started
+inline constexpr std::uint8_t kTornState = 0xfe;  // parts of two steps
+
+struct Rank {
+  At at = At::stepping;
+  std::uint8_t generation = 0;   // of the group that it is in, or has arrived for
+  std::uint8_t step = 0;         // its parameters are those after so many steps
+  std::uint8_t collectives = 0;  // completed ones of the step
+  std::uint8_t copied = 0;       // chunks of another's state
+  auto operator<=>(const Rank&) const = default;
+};
+
+/// What lies in the segment of a generation's group. It outlives ranks; all zero once no rank is in it.
+struct Group {
+  std::uint8_t base = 0;   // the step that its ranks agreed on
+  std::uint8_t given = 0;  // chunks of the source's state
+  std::array<std::uint8_t, kRanks> posted{}, reduced{};
+  auto operator<=>(const Group&) const = default;
+};
+
+/// What lies in memory that the arbiter shares with its ranks, and all of the rest.
+struct State {
+  std::uint8_t generation = 0, planned = 0, source = 0, deaths = 0;
+  bool ended = false, all_lost = false;
+  std::array<std::uint8_t, kRanks> committed{}, arrived{};
+  std::array<Rank, kRanks> ranks{};
+  std::array<Group, kMostDeaths + 1> groups{};
+  auto operator<=>(const State&) const = default;
+};
+
+struct Transition {
+  std::string name;
+  State next;
+  bool death = false;
+};
+
+/// What can happen next. Throws std::logic_error where an assertion of the protocol does not hold.
+std::vector<Transition> transitions(const State& state, Mistake mistake);
+
+/// The job has ended as it may: all processes there are have the last step, or none was left that had any.
+bool is_end(const State& state);
+
+std::string text_of(const State& state);
+
+}  // namespace duet_test::elastic
