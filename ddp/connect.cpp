@@ -22,7 +22,7 @@ struct Member {
 using Group = std::unique_ptr<ProcessGroup>;
 
 Group connect_shm(const ConnectOptions& options, const Member& self) {
-  auto transport = ShmTransport::connect(*self.store, self.rank, self.size, options.connect_timeout);
+  auto transport = ShmTransport::connect(*self.store, self.rank, self.size, options.connect_timeout, {}, options.check);
   return make_group(std::make_unique<ShmCollectives>(std::move(transport), self.store, options.group.timeout),
                     options.group);
 }

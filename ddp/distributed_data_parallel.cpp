@@ -16,6 +16,7 @@
 #include "lib/autograd/node.h"
 #include "lib/backend/backend.h"
 #include "lib/base/lasting.h"
+#include "lib/base/recovery.h"
 #include "lib/error.h"
 #include "lib/monotonic.h"
 
@@ -28,6 +29,17 @@ Tensor written_values(nn::FlatParameters& store, const nn::Module::Range& range)
   const Tensor values = store.values_of(range.first_slot, range.slots);
   values.bump_version();
   return values;
+}
+
+/// Where the ranks share memory, gradients are summed in place.
+void share_gradients(nn::FlatParameters& store, const nn::Module::Range& range, ProcessGroup& group) {
+  if (range.slots != store.slot_count() || store.device().kind != DeviceKind::cpu) return;
+  if (const auto shared = group.shared_storage(store.gradient_bytes())) store.move_gradients(shared);
+}
+
+/// Throws UsageError in an elastic job.
+void require_not_elastic(const char* what) {
+  require<UsageError>(!Recovery::instance().on(), what, ": an elastic job cannot do steps with it again");
 }
 
 /// In the order of their addresses, which is the reverse of registration: see Note [Flat order].
@@ -52,14 +64,15 @@ std::vector<std::string> descriptions_of(std::span<const nn::Slot> slots) {
 /// The steps of one duet module, whose gradients it marks ready as backward completes them, in three events of the
 /// module's hooks: backward begins (the scale of the ranks' gradients), a gradient is complete, backward has ended
 /// (waits for the sums). Used by the module's thread; module and group must outlive it.
-class ModuleHooks final : public GradientSynchroniser {
+class ModuleHooks final : public GradientSynchroniser, private Recoverable {
  public:
   ModuleHooks(nn::Module& module, ProcessGroup& group, const DistributedDataParallelOptions& options)
       : GradientSynchroniser(group, slots_of(module.parameters(), module.range()),
                              {.bucket_limits = options.bucket_limits,
                               .find_unused_parameters = options.find_unused_parameters,
                               .static_graph = options.static_graph,
-                              .comm_hook = options.comm_hook}),
+                              .comm_hook = options.comm_hook},
+                             true),
         module_(module),
         store_(module.parameters()),
         range_(module.range()),
@@ -70,7 +83,10 @@ class ModuleHooks final : public GradientSynchroniser {
         })),
         at_begin_(store_.hooks().at_backward_begin([this] { backward_begins(); })),
         on_ready_(store_.hooks().on_grad_ready([this](int slot) { grad_ready(slot); })),
-        at_end_(store_.hooks().at_backward_end([this] { backward_ended(); })) {}
+        at_end_(store_.hooks().at_backward_end([this] { backward_ended(); })) {
+    Recoverable::join();
+  }
+  ~ModuleHooks() override { leave(); }
 
   /// The batch of a forward with `x`, its first input tensor or null. Throws UsageError for a shard of another world.
   RankWeights::Batch batch_of(const Variable* x) {
@@ -117,6 +133,9 @@ class ModuleHooks final : public GradientSynchroniser {
                           "a step cannot be recorded with compare_parameters_every = ",
                           options_.compare_parameters_every, ": the ranks compare hashes on the host");
     }
+    if (Recovery::instance().on() && !saved_buffers_.defined() && range_.buffers > 0)
+      saved_buffers_ = buffers().clone();
+    if (std::exchange(regroups_, false)) share_gradients_again();
     const int root = GradientSynchroniser::forward_begins();
     if (options_.broadcast_buffers) broadcast_buffers(context, root);
   }
@@ -152,6 +171,28 @@ class ModuleHooks final : public GradientSynchroniser {
   GroupSums& sums() { return sums_; }
 
  private:
+  Tensor buffers() const { return store_.buffer_run(range_.first_buffer, range_.buffers); }
+
+  void complete_step() override { saved_buffers_ = {}; }
+  void restore() override {
+    if (saved_buffers_.defined()) copy(std::exchange(saved_buffers_, {}), buffers());
+    store_.zero_grad();
+  }
+  void stream(StateStream& state) override {
+    state.bytes(std::as_writable_bytes(written_values(store_, range_).span<float>()));
+    if (range_.buffers > 0) state.bytes(std::as_writable_bytes(buffers().span<std::uint8_t>()));
+    state.value(module_.context().seed);
+  }
+  void regroup() override { regroups_ = true; }
+  /// In the next step, as ranks whose training has ended have none of their own.
+  void share_gradients_again() {
+    const void* const before = std::as_const(store_).gradients().raw();
+    share_gradients(store_, range_, group());
+    reducer().move(before, std::as_const(store_).gradients().raw());
+    has_parts_ = has_shared_ = false;
+    if (parts_ != nullptr) parts_->first = std::as_const(store_).gradients();
+  }
+
   void own_subtrees(int blocks) {
     if (parts_ != nullptr) {
       require<UsageError>(parts_->blocks == blocks, "this batch has ", blocks, " blocks, batches before it ",
@@ -294,6 +335,14 @@ class ModuleHooks final : public GradientSynchroniser {
       if (parts_ != nullptr) add_parts();
       return add_sums_to_own();
     }
+    sum_gradients();
+    Recovery& recovery = Recovery::instance();
+    // Else rank 0 alone would have the running statistics of a complete step, until the next forward.
+    if (recovery.on() && options_.broadcast_buffers) broadcast_buffers(module_.context(), 0);
+    recovery.recover_if_void();
+  }
+
+  void sum_gradients() {
     // Gradients from runs under no_sync() go along.
     GradientSynchroniser::backward_ended([&](int in_reducer) {
       const int slot = mirrored(in_reducer);
@@ -352,6 +401,8 @@ class ModuleHooks final : public GradientSynchroniser {
   bool has_shared_ = false;                   // whether parts were made in memory that ranks share, where there is such
   const bool may_be_cut_;
   std::unique_ptr<dp::DataParallel> pieces_;
+  bool regroups_ = false;   // the group's ranks have connected anew
+  Tensor saved_buffers_{};  // as before this step, in an elastic job
   nn::HookHandle at_begin_, on_ready_, at_end_;
 };
 
@@ -365,25 +416,32 @@ DistributedDataParallel::DistributedDataParallel(nn::Module& module, ProcessGrou
                       "gradient.");
   require<UsageError>(options.compare_parameters_every >= 0, "compare_parameters_every is ",
                       options.compare_parameters_every, ", expected 0 or more");
+  if (options.comm_hook) require_not_elastic("a comm_hook");
+  if (options.static_graph) require_not_elastic("static_graph");
+  if (options.compare_parameters_every > 0) require_not_elastic("compare_parameters_every");
   wrap_module("module", module);
   const auto slots = std::span(store.slots())
                          .subspan(static_cast<std::size_t>(range.first_slot), static_cast<std::size_t>(range.slots));
-  require_same_model(group_, descriptions_of(slots));
-  group_.broadcast(written_values(store, range)).wait();
-  std::uint64_t& seed = module_.context().seed;  // dropout's key, of rows that ranks number alike
-  group_.broadcast(Buffer(&seed, sizeof seed, DType::u8)).wait();
-  // Where the ranks share memory, gradients are summed in place.
-  if (range.slots == store.slot_count() && store.device().kind == DeviceKind::cpu)
-    if (const auto shared = group_.shared_storage(store.gradient_bytes())) store.move_gradients(shared);
+  const bool joins = Recovery::instance().is_void();  // then it gets all of this with the first step
+  if (!joins) {
+    require_same_model(group_, descriptions_of(slots));
+    group_.broadcast(written_values(store, range)).wait();
+    std::uint64_t& seed = module_.context().seed;  // dropout's key, of rows that ranks number alike
+    group_.broadcast(Buffer(&seed, sizeof seed, DType::u8)).wait();
+  }
+  share_gradients(store, range, group_);
   hooks_ = std::make_unique<ModuleHooks>(module_, group_, options);
-  hooks_->broadcast_buffers(module_.context(), 0);
+  if (!joins) hooks_->broadcast_buffers(module_.context(), 0);
 }
 
 DistributedDataParallel::~DistributedDataParallel() = default;
 
 std::int64_t DistributedDataParallel::steps() const { return hooks_->reducer().steps(); }
 
-DistributedDataParallel::NoSync DistributedDataParallel::no_sync() { return hooks_->no_sync(); }
+DistributedDataParallel::NoSync DistributedDataParallel::no_sync() {
+  require_not_elastic("no_sync()");
+  return hooks_->no_sync();
+}
 
 template <class T>
 T DistributedDataParallel::run(nn::Context& context, const T& input) const {
@@ -410,6 +468,9 @@ nn::Value DistributedDataParallel::forward(nn::Context& context, const nn::Value
   return run(context, input);
 }
 
-void DistributedDataParallel::join(const std::function<void()>& body) { hooks_->join(body, module_.context()); }
+void DistributedDataParallel::join(const std::function<void()>& body) {
+  require_not_elastic("join()");
+  hooks_->join(body, module_.context());
+}
 
 }  // namespace duet::ddp

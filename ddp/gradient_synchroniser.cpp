@@ -2,13 +2,17 @@
 
 #include <utility>
 
+#include "lib/base/recovery.h"
 #include "lib/error.h"
 
 namespace duet::ddp {
 
 GradientSynchroniser::GradientSynchroniser(ProcessGroup& group, std::vector<ReducerSlot> slots,
-                                           const ReducerOptions& options)
-    : group_(group), reducer_(group, std::move(slots), options) {}
+                                           const ReducerOptions& options, bool is_elastic)
+    : group_(group), reducer_(group, std::move(slots), options) {
+  require<UsageError>(is_elastic || !Recovery::instance().on(),
+                      "an elastic job is for duet's own DistributedDataParallel: this wrapper cannot do a step again");
+}
 
 void GradientSynchroniser::enter(Phase phase) const {
   const std::int64_t step = reducer_.steps() + (phase == Phase::after ? 0 : 1);

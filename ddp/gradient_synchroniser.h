@@ -21,8 +21,9 @@ namespace duet::ddp {
 /// outlive it.
 class GradientSynchroniser {
  public:
-  /// See Reducer.
-  GradientSynchroniser(ProcessGroup& group, std::vector<ReducerSlot> slots, const ReducerOptions& options);
+  /// See Reducer. Throws UsageError in an elastic job, unless the wrapper can do a step again.
+  GradientSynchroniser(ProcessGroup& group, std::vector<ReducerSlot> slots, const ReducerOptions& options,
+                       bool is_elastic = false);
 
   /// See DistributedDataParallel.
   [[nodiscard]] Lasting::Hold no_sync() { return no_sync_.hold(); }

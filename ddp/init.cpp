@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "ddp/connect.h"
+#include "ddp/elastic_group.h"
 #include "ddp/group/flight_recorder.h"
 #include "ddp/launch/job_processes.h"
 #include "ddp/launch/rank_environment.h"
@@ -27,6 +28,7 @@
 #include "ddp/store/tcp_store.h"
 #include "lib/base/environment.h"
 #include "lib/base/fault_point.h"
+#include "lib/base/recovery.h"
 #include "lib/base/sha256.h"
 #include "lib/base/text.h"
 #include "lib/error.h"
@@ -346,6 +348,16 @@ InitOptions complete(InitOptions options) {
   return options;
 }
 
+/// Whether this is the group of all ranks of an elastic job.
+bool is_elastic(const InitOptions& options, const Rendezvous& meeting) {
+  if (!environment_variable(kElasticVariable)) return false;
+  require<UsageError>(
+      meeting.scheme == "env" && options.subgroup.empty() && (options.backend == "auto" || options.backend == "shm"),
+      "an elastic job has one process group: init_method env://, backend auto or shm; got ", options.init_method, ", ",
+      options.backend);
+  return true;
+}
+
 /// The group of these ranks; `store` is null where they have none yet.
 std::unique_ptr<ProcessGroup> meet(const InitOptions& options, const Rendezvous& meeting,
                                    std::shared_ptr<Store> store) {
@@ -361,8 +373,9 @@ std::unique_ptr<ProcessGroup> meet(const InitOptions& options, const Rendezvous&
   record->enter(Phase::joining);
   std::optional<MeetingFolder> folder;  // kept until all have met in it
   std::string address;
-  if (store == nullptr) store = open_store(options, meeting, folder, address);
-  auto group = join_group(options, meeting, std::move(store), std::move(address));
+  if (store == nullptr && !is_elastic(options, meeting)) store = open_store(options, meeting, folder, address);
+  auto group = is_elastic(options, meeting) ? make_elastic_group({meeting.rank, options.timeout, options.join_timeout})
+                                            : join_group(options, meeting, std::move(store), std::move(address));
   group->set_flight_recorder(record, number);
   record->enter(Phase::ready);
   return group;

@@ -194,6 +194,14 @@ void Reducer::set_parts(int blocks, void* begin, const std::vector<void*>& other
   others_ = others;
 }
 
+void Reducer::move(const void* from, void* to) {
+  const auto moved = [&](void* data) {
+    return static_cast<std::byte*>(to) + (static_cast<std::byte*>(data) - static_cast<const std::byte*>(from));
+  };
+  for (ReducerSlot& slot : slots_) slot.data = moved(slot.data);
+  for (Bucket& bucket : buckets_) bucket.buffer.data = moved(bucket.buffer.data);
+}
+
 Buffer Reducer::in_part(const Buffer& buffer, std::size_t part) const {
   if (part == 0) return buffer;
   const std::ptrdiff_t at = static_cast<std::byte*>(buffer.data) - begin_;

@@ -81,6 +81,8 @@ class Reducer {
   /// blocks: a byte of the slots' memory at `begin` + i is at others[k] + i in part k + 1. Not for NCCL; a comm_hook
   /// gets the sum of this rank's parts.
   void set_parts(int blocks, void* begin, const std::vector<void*>& others);
+  /// The slots' memory, from `from` on, now begins at `to`. Not within a step.
+  void move(const void* from, void* to);
   /// Sets what further parts have of a slot to zero.
   void zero_parts(int slot);
 

@@ -164,6 +164,12 @@ void add_launch(CLI::App& app, LaunchOptions& options) {
   app.add_option(both("--max-restarts"), options.job.max_restarts,
                  "how often a failed job is restarted (one host only); duet train then goes on from its --checkpoint")
       ->check(in_range(0));
+  app.add_flag("--elastic", options.job.elastic,
+               "replace a rank that is lost and do the step in flight again: the job ends with the same bits (one host "
+               "only; programs that train with duet's loaders, optimizers and DistributedDataParallel)");
+  app.add_option(both("--max-failures"), options.job.max_failures,
+                 "so many losses without 100 steps between any two end an elastic job with the next")
+      ->check(in_range(0));
   app.add_option(both("--log-dir"), options.job.log_folder,
                  "folder; every job gets one in it with attempt_A/rank_R/{stdout.log,stderr.log,error.json}");
   app.add_option(

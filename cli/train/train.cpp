@@ -32,6 +32,7 @@
 #include "ddp/rank_threads.h"
 #include "ddp/store/network.h"
 #include "lib/backend/backend.h"
+#include "lib/base/recovery.h"
 #include "lib/base/text.h"
 #include "lib/base/threads.h"
 #include "lib/base/trace.h"
@@ -262,6 +263,9 @@ void require_files(const TrainOptions& options) {
 }  // namespace
 
 int run(const TrainOptions& options, const std::string&) {
+  require<UsageError>(!Recovery::instance().expected(),
+                      "duet train cannot be a rank of an elastic job: what it counts "
+                      "of its steps is not given to a rank that replaces a lost one");
   if (!options.libtorch.empty()) return serve_script_bursts(options);
   started_ns();  // the first call, before anything that takes time
   if (!options.port_range.empty()) setenv(ddp::kPortRangeVariable, options.port_range.c_str(), 1);

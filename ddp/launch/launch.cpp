@@ -17,10 +17,12 @@
 #include <memory>
 #include <optional>
 #include <system_error>
+#include <thread>
 
 #include "ddp/group/failure_report.h"
 #include "ddp/group/flight_recorder.h"
 #include "ddp/launch/job_processes.h"
+#include "ddp/launch/losses.h"
 #include "ddp/launch/rank_environment.h"
 #include "ddp/launch/rank_output.h"
 #include "ddp/store/network.h"
@@ -70,7 +72,7 @@ void remark(const LaunchOptions& options, const std::string& text) {
 
 constexpr Milliseconds kPoll{50};   // where the kernel cannot report that a process has ended
 constexpr Milliseconds kLook{250};  // the kernel does not report a stopped process
-constexpr Milliseconds kStopReported{1000};
+constexpr Milliseconds kStopReported{1000}, kKilled{1};
 // A rank's error may be the consequence of another's, which may still be unwinding: wait for its report.
 constexpr Milliseconds kSettle{100}, kSettleConsequence{500};
 constexpr Milliseconds kCauseLimit{10'000};  // longest wait for a rank whose record shows an exception unwinding
@@ -91,6 +93,7 @@ RankFile make_record_file() {
 
 struct JobRank {
   int rank;
+  int replacement;  // processes that had its number before
   RankFile error_file, record_file;
   RankProcess process;
   // Set when the rank fails; `when` is the time in its own report, if that has one, `seen` when the launcher saw it.
@@ -117,19 +120,12 @@ class Job {
         guard_(guard),
         output_(std::make_shared<RankOutput>(options, output.lines, folder, variables.attempt,
                                              options.node_rank * options.ranks)),
-        waits_(options.remark_after, ranks_elsewhere(options)) {
+        waits_(options.remark_after, ranks_elsewhere(options)),
+        variables_(std::move(variables)),
+        cores_(cores) {
+    if (options.elastic) losses_.emplace(options.ranks, options.max_failures);
     ranks_.reserve(static_cast<std::size_t>(options.ranks));
-    for (int local = 0; local < options.ranks; ++local) {
-      variables.local_rank = local;
-      const int rank = options.node_rank * options.ranks + local;
-      RankFile error_file = make_error_file(output_->error_file(rank)), record_file = make_record_file();
-      variables.error_file = error_file.path;
-      variables.record_file = record_file.path;
-      RankProcess process(concat("the process of rank ", rank, " of ", options.nodes * options.ranks), options.command,
-                          rank_environment(options, variables),
-                          cores.empty() ? std::vector<int>{} : cores[static_cast<std::size_t>(local)]);
-      ranks_.push_back({rank, std::move(error_file), std::move(record_file), std::move(process)});
-    }
+    for (int local = 0; local < options.ranks; ++local) ranks_.push_back(start_rank(local));
   }
 
   /// Returns when all have ended.
@@ -148,11 +144,74 @@ class Job {
   }
 
  private:
+  JobRank start_rank(int local, int replacement = 0) {
+    RankVariables variables = variables_;
+    variables.local_rank = local;
+    const int rank = options_.node_rank * options_.ranks + local;
+    RankFile error_file = make_error_file(output_->error_file(rank)), record_file = make_record_file();
+    variables.error_file = error_file.path;
+    variables.record_file = record_file.path;
+    if (losses_) {
+      variables.elastic_file = losses_->memory().path;
+      variables.elastic_store = losses_->store().path;
+      variables.replacement = replacement;
+    }
+    RankProcess process(concat("the process of rank ", rank, " of ", options_.nodes * options_.ranks), options_.command,
+                        rank_environment(options_, variables),
+                        cores_.empty() ? std::vector<int>{} : cores_[static_cast<std::size_t>(local)]);
+    return {rank, replacement, std::move(error_file), std::move(record_file), std::move(process)};
+  }
+
   bool any_alive() {
     bool any = false;
     for (JobRank& rank : ranks_) any = !rank.process.look() || any;
+    any = look_for_losses() || any;
     look_for_failures();
     return any;
+  }
+
+  /// Whether an ended process left no error that explains its end.
+  bool is_lost(const JobRank& rank) const {
+    if (rank.failed || !rank.process.ended()) return false;
+    if (rank.process.signal() == 0 && rank.process.exit_code() == 0) return !losses_->ended();
+    const auto error = read_error_file(rank.error_file.path);
+    return !error || error->by_signal;
+  }
+
+  /// Puts a process that replaces a lost one in its place.
+  void start_again(JobRank& rank) {
+    read_lines(rank);
+    JobRank fresh = start_rank(rank.rank - options_.node_rank * options_.ranks, rank.replacement + 1);
+    std::destroy_at(&rank);
+    std::construct_at(&rank, std::move(fresh));
+  }
+
+  /// In an elastic job, replaces what was lost, as far as it may be. Returns whether a process was started.
+  bool look_for_losses() {
+    if (!losses_ || sigterm_at_ || terminate_at_ || interrupted_ != 0) return false;
+    bool any = false;
+    for (JobRank& rank : ranks_) {
+      if (!is_lost(rank)) continue;
+      const std::string cause = message_of(rank);
+      const JobLosses::Loss loss = losses_->lose(rank.rank);
+      if (loss == JobLosses::Loss::ends_job) break;
+      if (loss == JobLosses::Loss::begins) return start_all_again(cause);
+      start_again(rank);
+      any = true;
+      remark(concat(cause, " after step ", losses_->step(), "; another process replaces it"));
+    }
+    return any;
+  }
+
+  /// Before the first step is complete there is nothing to lose.
+  bool start_all_again(const std::string& cause) {
+    send_all(SIGKILL);
+    for (JobRank& rank : ranks_)
+      while (!rank.process.look()) std::this_thread::sleep_for(kKilled);
+    losses_->begin();
+    for (JobRank& rank : ranks_) start_again(rank);
+    remark(concat(cause, " before the first step; all ranks start again"));
+    return true;
   }
 
   void wait_for_events() {
@@ -180,16 +239,15 @@ class Job {
     written_.lines.acknowledge();
   }
 
+  /// All there is.
+  void read_lines(JobRank& rank) {
+    rank.process.output().read([&](std::string_view line) { output_->print(rank.rank, false, line); });
+    rank.process.errors().read([&](std::string_view line) { output_->print(rank.rank, true, line); });
+  }
   /// Only as long as the output thread has room, or all there is.
   void read_lines(bool all) {
-    const auto read = [&](LineReader& source, int rank, bool is_stderr) {
-      if (all || written_.lines.has_room())
-        source.read([&](std::string_view line) { output_->print(rank, is_stderr, line); });
-    };
-    for (JobRank& rank : ranks_) {
-      read(rank.process.output(), rank.rank, false);
-      read(rank.process.errors(), rank.rank, true);
-    }
+    for (JobRank& rank : ranks_)
+      if (all || written_.lines.has_room()) read_lines(rank);
   }
 
   void send_all(int signal) const {
@@ -243,6 +301,8 @@ class Job {
                       " ms; the job ends if that lasts ", options_.stop_limit.count(), " ms"));
       }
       if (now - *rank.stopped < options_.stop_limit || sigterm_at_ || terminate_at_ || overdue_ != nullptr) continue;
+      if (losses_) rank.process.send(SIGKILL);  // it is lost once it is dead
+      if (losses_) continue;
       overdue_ = &rank;
       terminate_at_ = now;
     }
@@ -351,7 +411,7 @@ class Job {
     return {.exit_code = 1,
             .failed_rank = other < 0 ? first->rank : other,
             .signal = killed_by(*first),
-            .message = lost + message_of(*first),
+            .message = lost + message_of(*first) + (losses_ ? losses_->reason() : ""),
             .report = failure_report(records(), first->rank, to_ns(sigterm_at_.value_or(Clock::now())))};
   }
 
@@ -362,6 +422,9 @@ class Job {
   std::shared_ptr<RankOutput> output_;
   std::vector<JobRank> ranks_;
   WaitWatch waits_;
+  const RankVariables variables_;
+  const std::vector<std::vector<int>> cores_;
+  std::optional<JobLosses> losses_;   // of an elastic job
   Clock::time_point next_look_{};     // at the records
   const JobRank* overdue_ = nullptr;  // stopped for longer than the limit
   int interrupted_ = 0;
@@ -373,6 +436,9 @@ constexpr int kMaxRanks = 1024;
 constexpr Milliseconds kReaderPatience{10'000}, kReaderPatienceInterrupted{1000}, kTold{500};
 
 void check(const LaunchOptions& options) {
+  require<UsageError>(!options.elastic || options.nodes == 1, "an elastic job is on one host, got ", options.nodes);
+  require<UsageError>(options.max_failures >= 0, "an elastic job's losses must not be negative, got ",
+                      options.max_failures);
   require<UsageError>(options.ranks >= 1 && options.ranks <= kMaxRanks, "a job has 1 to 1024 ranks, got ",
                       options.ranks);
   require<UsageError>(!options.command.empty() && !options.command[0].empty(), "there is no program to launch");
@@ -414,33 +480,6 @@ std::vector<std::vector<int>> plan_cores(const LaunchOptions& options, LaunchOut
     if (options.verbose) remark(options, output, concat("rank ", rank, " is pinned to ", describe(shares[i])));
   }
   return cores;
-}
-
-/// Where the job's ports lie.
-PortRange ports_of(const LaunchOptions& options) {
-  if (options.port_range.empty()) return port_range();
-  const PortRange ports = parse_port_range(options.port_range, "the range of ports");
-  require<UsageError>(
-      options.master_port == 0 || (ports.first <= options.master_port && options.master_port <= ports.last), "port ",
-      options.master_port, " is not in the range of ports ", options.port_range);
-  return ports;
-}
-
-/// All hosts must come to the same one.
-std::string run_id_of(const LaunchOptions& options, const std::string& name) {
-  if (!options.run_id.empty()) return options.run_id;
-  return options.nodes == 1 ? name : concat("duet-", options.master_address, "-", options.master_port);
-}
-
-/// The secret for the ranks: the given one, else a random one for a job on one host. Empty where they get it otherwise,
-/// or need it and have none.
-std::string secret_of(const LaunchOptions& options, const std::string& given) {
-  const auto names_secret = [](const auto& variable) {
-    return variable.first == kSecretVariable || variable.first == kSecretFileVariable;
-  };
-  if (std::any_of(options.environment.begin(), options.environment.end(), names_secret)) return {};
-  if (!given.empty()) return environment_variable(kSecretFileVariable) ? "" : given;
-  return options.nodes > 1 ? std::string() : random_hex(kSecretBytes);
 }
 
 /// Waits until the ranks' output is written: after a success as long as it takes, else while its reader takes

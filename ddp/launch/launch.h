@@ -48,6 +48,10 @@ struct LaunchOptions {
   /// How long a rank waits for another in one collective before a remark names both; never less than ten times the
   /// median of its last 15 steps, nor than twice the longest wait that has ended well.
   Milliseconds remark_after{2000};
+  /// A rank that is lost is replaced, and the step in flight done again: see docs/elasticity.md. For one host.
+  bool elastic = false;
+  /// So many losses, without 100 steps between any two, end an elastic job with the next.
+  int max_failures = 3;
   /// Between SIGTERM and SIGKILL when the job is ended.
   Milliseconds grace{1000};
   /// Replaces `grace` after a signal to the launcher, if longer: time for ranks to end a step and write a checkpoint.

@@ -20,6 +20,8 @@
 #include "ddp/store/connection.h"
 #include "ddp/store/secret.h"
 #include "ddp/store/store.h"
+#include "lib/base/environment.h"
+#include "lib/base/recovery.h"
 #include "lib/base/text.h"
 #include "lib/error.h"
 #include "lib/monotonic.h"
@@ -85,6 +87,12 @@ std::vector<std::string> rank_environment(const LaunchOptions& options, const Ra
   all["TORCHELASTIC_USE_AGENT_STORE"] = "False";
   all[kErrorFileVariable] = rank.error_file;
   all[kFlightRecorderVariable] = rank.record_file;
+  all.erase(kElasticVariable);  // of a job that this one is in
+  if (!rank.elastic_file.empty()) {
+    all[kElasticVariable] = rank.elastic_file;
+    all[kElasticStoreVariable] = rank.elastic_store;
+    all[kReplacementVariable] = std::to_string(rank.replacement);
+  }
   all[kJobVariable] = rank.job;
   all[kJoinTimeoutVariable] = std::to_string(options.join_timeout.count());
   all[kTimeoutVariable] = std::to_string(options.timeout.count());
@@ -193,6 +201,29 @@ std::string describe(const std::vector<Cpu>& cpus) {
   }
   return concat(numbers.size() == 1 ? "core " : "cores ", as_list(numbers), " (NUMA node",
                 nodes.size() == 1 ? " " : "s ", as_list({nodes.begin(), nodes.end()}), ")");
+}
+
+PortRange ports_of(const LaunchOptions& options) {
+  if (options.port_range.empty()) return port_range();
+  const PortRange ports = parse_port_range(options.port_range, "the range of ports");
+  require<UsageError>(
+      options.master_port == 0 || (ports.first <= options.master_port && options.master_port <= ports.last), "port ",
+      options.master_port, " is not in the range of ports ", options.port_range);
+  return ports;
+}
+
+std::string run_id_of(const LaunchOptions& options, const std::string& name) {
+  if (!options.run_id.empty()) return options.run_id;
+  return options.nodes == 1 ? name : concat("duet-", options.master_address, "-", options.master_port);
+}
+
+std::string secret_of(const LaunchOptions& options, const std::string& given) {
+  const auto names_secret = [](const auto& variable) {
+    return variable.first == kSecretVariable || variable.first == kSecretFileVariable;
+  };
+  if (std::any_of(options.environment.begin(), options.environment.end(), names_secret)) return {};
+  if (!given.empty()) return environment_variable(kSecretFileVariable) ? "" : given;
+  return options.nodes > 1 ? std::string() : random_hex(kSecretBytes);
 }
 
 }  // namespace duet::ddp

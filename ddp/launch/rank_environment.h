@@ -31,16 +31,26 @@ class ReservedPort {
 /// A name for a run that no other run has.
 std::string random_run_id();
 
+/// Where the job's ports lie.
+PortRange ports_of(const LaunchOptions& options);
+/// The name of the run: on all hosts the same one. `name`: of this launch.
+std::string run_id_of(const LaunchOptions& options, const std::string& name);
+/// The secret for the ranks: the given one, else a random one for a job on one host. Empty where they get it otherwise,
+/// or need it and have none.
+std::string secret_of(const LaunchOptions& options, const std::string& given);
+
 /// What a launch passes to each of its ranks.
 struct RankVariables {
   int local_rank = 0;
   int port = 0;
   int attempt = 0;
-  std::string run_id{};       // equal on all hosts
-  std::string secret{};       // empty: the ranks have one, or need none
-  std::string job{};          // name of the job, for its processes: see ddp/launch/job_processes.h
-  std::string error_file{};   // to which the rank writes its error
-  std::string record_file{};  // what it does: see ddp/group/flight_recorder.h
+  std::string run_id{};                         // equal on all hosts
+  std::string secret{};                         // empty: the ranks have one, or need none
+  std::string job{};                            // name of the job, for its processes: see ddp/launch/job_processes.h
+  std::string error_file{};                     // to which the rank writes its error
+  std::string record_file{};                    // what it does: see ddp/group/flight_recorder.h
+  std::string elastic_file{}, elastic_store{};  // see ddp/launch/losses.h; empty: the job is not elastic
+  int replacement = 0;                          // processes that this number had before, in an elastic job
 };
 
 /// All variables of a rank, as "NAME=value": this process's own, torchrun's, and those of the options.

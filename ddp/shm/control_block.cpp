@@ -80,11 +80,13 @@ std::unique_ptr<SharedSegment> ControlBlock::make_segment(Store& store, const st
                                          ranks * ranks * whole_pages(ByteRing::kBytes));
 }
 
-ControlBlock::ControlBlock(std::unique_ptr<SharedSegment> segment, int rank, int size, std::vector<int> names)
+ControlBlock::ControlBlock(std::unique_ptr<SharedSegment> segment, int rank, int size, std::vector<int> names,
+                           std::function<void()> check)
     : segment_(std::move(segment)),
       rank_(rank),
       size_(size),
       names_(std::move(names)),
+      check_(std::move(check)),
       to_(static_cast<std::size_t>(size)),
       from_(static_cast<std::size_t>(size)),
       processes_(static_cast<std::size_t>(size), -1) {
@@ -191,6 +193,7 @@ void ControlBlock::await(FunctionRef<bool()> ready, FunctionRef<void()> check, C
 }
 
 void ControlBlock::check_alive(int peer) {
+  if (check_) check_();
   require<CommError>(!closed(rank_), kClosed);
   require<CommError>(!closed(peer), "rank ", name_of(peer), " has closed the connection");
   const pid_t process = slot(peer).process.load();

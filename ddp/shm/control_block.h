@@ -9,6 +9,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <span>
@@ -64,7 +65,9 @@ class ControlBlock {
   static std::unique_ptr<SharedSegment> make_segment(Store& store, const std::string& key, int rank, int size,
                                                      Milliseconds timeout);
   /// `names` is what errors call the ranks; empty: by their own numbers.
-  ControlBlock(std::unique_ptr<SharedSegment> segment, int rank, int size, std::vector<int> names = {});
+  /// `check`: see ConnectOptions.
+  ControlBlock(std::unique_ptr<SharedSegment> segment, int rank, int size, std::vector<int> names = {},
+               std::function<void()> check = {});
   ~ControlBlock();
 
   int rank() const { return rank_; }
@@ -107,6 +110,7 @@ class ControlBlock {
   std::unique_ptr<SharedSegment> segment_;
   int rank_, size_;
   std::vector<int> names_;
+  const std::function<void()> check_;
   std::uint32_t half_ = 0;
   std::vector<SharedSegment::Mapping> to_, from_;  // rings, by the other rank; null: not mapped yet
   std::mutex processes_mutex_;

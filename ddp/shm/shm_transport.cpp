@@ -11,10 +11,10 @@
 namespace duet::ddp {
 
 std::unique_ptr<ShmTransport> ShmTransport::connect(Store& store, int rank, int size, Milliseconds timeout,
-                                                    std::vector<int> names) {
+                                                    std::vector<int> names, std::function<void()> check) {
   auto segment = ControlBlock::make_segment(store, "shm/control_block", rank, size, timeout);
   return std::make_unique<ShmTransport>(
-      std::make_unique<ControlBlock>(std::move(segment), rank, size, std::move(names)), timeout);
+      std::make_unique<ControlBlock>(std::move(segment), rank, size, std::move(names), std::move(check)), timeout);
 }
 
 ShmTransport::ShmTransport(std::shared_ptr<ControlBlock> block, Milliseconds connect_timeout)

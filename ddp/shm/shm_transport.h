@@ -4,6 +4,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -22,9 +23,9 @@ namespace duet::ddp {
 class ShmTransport final : public Transport {
  public:
   /// Connects the ranks that call this with the same store. `names` is what errors call them; empty: by their own
-  /// numbers. Throws CommError when a rank does not come or memory cannot be shared.
+  /// numbers. `check`: see ConnectOptions. Throws CommError when a rank does not come or memory cannot be shared.
   static std::unique_ptr<ShmTransport> connect(Store& store, int rank, int size, Milliseconds timeout,
-                                               std::vector<int> names = {});
+                                               std::vector<int> names = {}, std::function<void()> check = {});
   explicit ShmTransport(std::shared_ptr<ControlBlock> block, Milliseconds connect_timeout = {});
   ~ShmTransport() override;
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -38,6 +39,8 @@ struct ConnectOptions {
   /// nccl: network interface of its sockets; empty: NCCL chooses. NCCL_SOCKET_IFNAME takes precedence, and so does the
   /// choice of this process's first group, as NCCL reads it only once.
   std::string interface {};
+  /// shm: called now and then while this rank waits for others; throws CommError where they will not come.
+  std::function<void()> check{};
 };
 
 /// Why a transport takes no more messages.

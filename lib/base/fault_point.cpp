@@ -36,14 +36,16 @@ struct Delay {
 const Fault& fault() {
   static const Fault wanted = [] {
     Fault fault;
-    const std::string restarts = variable("TORCHELASTIC_RESTART_COUNT");
+    const std::string restarts = variable("TORCHELASTIC_RESTART_COUNT"), replacement = variable("DUET_REPLACEMENT");
     std::istringstream text(variable("DUET_FAULT"));
     std::string times, signal;
     std::getline(text, fault.name, ':');
     std::getline(text, fault.rank, ':');
     std::getline(text, times, ':');
     std::getline(text, signal, ':');
-    if (fault.rank != variable("RANK") || (!restarts.empty() && restarts != "0")) return Fault{};
+    if (fault.rank != variable("RANK") || (!restarts.empty() && restarts != "0") ||
+        (!replacement.empty() && replacement != "0"))
+      return Fault{};
     fault.times = parse_number<int>(times).value_or(0);
     fault.signal = parse_number<int>(signal).value_or(0);
     return fault;

@@ -115,19 +115,23 @@ Loader::Loader(const Dataset& dataset, std::unique_ptr<BatchSampler> sampler, co
       options_(options),
       batch_shape_(with_rows(dataset.sample_shape())),
       steps_(sampler_->steps()),
-      data_hash_(dataset.data_hash()) {
+      data_hash_(dataset.data_hash()),
+      shared_(Recovery::instance().expected() && steps_ > 0 && sampler_->step(0).shards > 1) {
   require<UsageError>(0 <= options.workers && options.workers <= kMaxWorkers, "the loader takes 0 to ", kMaxWorkers,
                       " workers, got ", options.workers);
   require<UsageError>(1 <= options.prefetch && options.prefetch <= kMaxPrefetch, "the loader prefetches 1 to ",
                       kMaxPrefetch, " batches a worker, got ", options.prefetch);
   require<UsageError>(options.workers == 0 || dataset.device().kind == DeviceKind::cpu, "the data set lies on ",
                       dataset.device(), ", so the loader takes no workers, got ", options.workers);
+  if (shared_) join();
   if (!options.deferred) return;
   resident_ = dynamic_cast<const ResidentImages*>(&dataset);
   require<UsageError>(resident_ != nullptr, "a deferred loader reads a data set that lies on a device, as a whole");
 }
 
-Loader::~Loader() = default;
+Loader::~Loader() {
+  if (shared_) leave();
+}
 
 Position Loader::position() const {
   if (next_.has_value()) return *next_;
@@ -148,20 +152,45 @@ Loader::Iterator Loader::begin() {
   prefetcher_.reset();  // its threads read the sampler
   const Position begin = std::exchange(next_, {}).value_or(Position{epoch_ + 1, 0});
   epoch_ = begin.epoch;
-  step_ = begin.step;
+  step_ = begin_ = begin.step;
+  if (shared_ && Recovery::instance().on()) {
+    Recovery::instance().recover_if_void();
+    if (epoch_ <= mark_.epoch) go_to_mark();
+  }
   if (options_.generator) options_.generator->random_int64();
   sampler_->set_epoch(epoch_);
-  if (options_.workers > 0 && step_ < steps_) {
-    prefetcher_ = std::make_unique<Prefetcher>(options_.workers, options_.workers * options_.prefetch, step_, steps_,
-                                               [this](std::int64_t step) { return make(step); });
-  }
+  start_workers();
   produce();
   std::shared_ptr<const void> pass = make_pooled<char>();
   pass_ = pass;
   return Iterator(*this, std::move(pass));
 }
 
+void Loader::start_workers() {
+  if (options_.workers == 0 || step_ >= steps_) return;
+  prefetcher_ = std::make_unique<Prefetcher>(options_.workers, options_.workers * options_.prefetch, step_, steps_,
+                                             [this](std::int64_t step) { return make(step); });
+}
+
+/// To the first step of this pass that is not complete; to its end where all are.
+void Loader::go_to_mark() {
+  prefetcher_.reset();
+  step_ = epoch_ < mark_.epoch ? steps_ : epoch_ == mark_.epoch ? mark_.step : begin_;
+}
+
+void Loader::complete_step() {
+  if (std::exchange(delivered_, false)) mark_ = {epoch_, step_ + staged_};
+}
+
+void Loader::stream(StateStream& state) { state.value(mark_); }
+
 void Loader::advance(std::int64_t steps) {
+  if (shared_ && Recovery::instance().is_void()) {
+    Recovery::instance().recover_if_void();
+    go_to_mark();
+    start_workers();
+    return produce();
+  }
   for (std::int64_t skipped = 1; prefetcher_ && skipped < steps && step_ + skipped < steps_; ++skipped)
     prefetcher_->take();
   step_ += steps;
@@ -173,7 +202,12 @@ void Loader::produce() {
   staged_ = 0;
   if (step_ >= steps_) {
     prefetcher_.reset();
+    if (shared_) Recovery::instance().end_pass();
     return;
+  }
+  if (shared_) {
+    Recovery::instance().begin_step();
+    delivered_ = true;
   }
   if (resident_ != nullptr) {
     const StepIndices part = sampler_->step(step_);

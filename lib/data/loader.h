@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "lib/base/recovery.h"
 #include "lib/data/dataset.h"
 #include "lib/position.h"
 #include "lib/random.h"
@@ -88,14 +89,12 @@ class Prefetcher;
 /// A `deferred` loader only copies the samples' numbers to the device, always to the same place for the same number of
 /// rows: before each step stage(1) copies them, the batch of an iterator is empty, and batch() makes it from there. For
 /// several steps that are recorded together, stage() copies the numbers of all of them at once.
-class Loader {
+class Loader : private Recoverable {
  public:
   /// The data set must outlive the loader. Throws UsageError for options that are out of range, for workers with a data
   /// set on a GPU, and for `deferred` with any other than ResidentImages.
   Loader(const Dataset& dataset, std::unique_ptr<BatchSampler> sampler, const LoaderOptions& options = {});
-  ~Loader();
-  Loader(const Loader&) = delete;
-  Loader& operator=(const Loader&) = delete;
+  ~Loader() override;
 
   class Iterator {
    public:
@@ -155,6 +154,10 @@ class Loader {
   void set_position(const Position& position);
 
  private:
+  void complete_step() override;
+  void stream(StateStream& state) override;
+  void go_to_mark();
+  void start_workers();
   Batch blank(std::int64_t rows, Rows stamp) const;
   Rows stamp_of(const StepIndices& part, std::int64_t step) const;
   Batch make(std::int64_t step) const;
@@ -166,14 +169,17 @@ class Loader {
   LoaderOptions options_;
   Shape batch_shape_;  // with 0 rows
   std::int64_t steps_;
-  std::uint64_t data_hash_;  // the data set's data_hash()
-  std::int64_t epoch_ = -1, step_ = 0;
-  std::optional<Position> next_ = Position{};  // where the next pass begins; else with the epoch behind this one
+  std::uint64_t data_hash_;                         // the data set's data_hash()
+  const bool shared_;                               // several ranks read the batches
+  std::int64_t epoch_ = -1, step_ = 0, begin_ = 0;  // `begin_`: the first step of the pass
+  std::optional<Position> next_ = Position{};       // where the next pass begins; else with the epoch behind this one
   Batch batch_;
   std::int64_t rows_ = 0;
   Rows stamp_;
   const ResidentImages* resident_ = nullptr;  // deferred only, with the samples' numbers on its device by batch size
   std::map<std::pair<std::int64_t, std::int64_t>, Tensor> numbers_;  // and by steps
+  Position mark_ = {};                      // behind the batch of the last complete step of an elastic job
+  bool delivered_ = false;                  // a batch since then
   std::int64_t staged_ = 0;                 // steps of which the caller has the batches, from the current one on
   std::weak_ptr<const void> pass_;          // held by the iterators of the running pass
   std::vector<std::int64_t> indices_;       // on their way

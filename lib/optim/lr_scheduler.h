@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "lib/base/recovery.h"
 #include "lib/optim/optimizer.h"
 
 namespace duet::optim {
@@ -13,14 +14,14 @@ namespace duet::optim {
 /// next step(), and of two schedules of one optimizer the one that steps last counts (SequentialLR joins them). A
 /// training that goes on from a checkpoint calls set_steps(). A StepGraph records a step again for each new rate. The
 /// optimizer must outlive it. Not thread-safe.
-class LRScheduler {
+class LRScheduler : private Recoverable {
  public:
-  virtual ~LRScheduler() = default;
-  LRScheduler(const LRScheduler&) = delete;
-  LRScheduler& operator=(const LRScheduler&) = delete;
+  ~LRScheduler() override { leave(); }
 
   /// After the optimizer's step() or at the end of an epoch, as the schedule counts.
-  void step() { set_steps(steps_ + 1); }
+  void step() {
+    if (!Recovery::instance().is_void()) set_steps(steps_ + 1);
+  }
   std::int64_t steps() const { return steps_; }
   /// Goes on as after so many calls of step(), of a checkpoint for instance. Throws UsageError for a negative number.
   void set_steps(std::int64_t steps);
@@ -28,9 +29,10 @@ class LRScheduler {
   virtual double factor(std::int64_t steps) const = 0;
 
  protected:
-  explicit LRScheduler(Optimizer& optimizer) : optimizer_(optimizer) {}
+  explicit LRScheduler(Optimizer& optimizer) : optimizer_(optimizer) { join(); }
 
  private:
+  void stream(StateStream& state) override { state.value(steps_); }
   Optimizer& optimizer_;
   std::int64_t steps_ = 0;
 };

@@ -6,6 +6,7 @@
 #include <iostream>
 #include <map>
 #include <set>
+#include <span>
 #include <utility>
 
 #include "lib/backend/backend.h"
@@ -51,6 +52,7 @@ Optimizer::Optimizer(nn::Module& model, std::string kind, float lr, std::vector<
   require<UsageError>(state_.slots > 0, kind_, ": ", model.label(), " has no parameters");
   set_lr(lr);
   state_ = empty_state();
+  join();
 }
 
 nn::OptimizerState Optimizer::empty_state() const {
@@ -89,6 +91,7 @@ void Optimizer::update_run(const nn::UpdateRun& run) const {
 }
 
 void Optimizer::step() {
+  if (Recovery::instance().is_void()) return;
   bool any = false;
   for (std::size_t i = 0; i < steps_.size(); ++i) {
     if (!has_gradient(i)) continue;
@@ -106,6 +109,13 @@ void Optimizer::step() {
   }
   for (std::size_t i = 0; i < steps_.size(); ++i)
     if (has_gradient(i)) ++steps_[i];
+  if (Recovery::instance().on()) Recovery::instance().complete_step();
+}
+
+void Optimizer::stream(StateStream& state) {
+  for (const Tensor& buffer : state_.buffers) state.bytes(std::as_writable_bytes(buffer.span<float>()));
+  state.bytes(std::as_writable_bytes(std::span(steps_)));
+  state.value(lr_);
 }
 
 /// A parameter's part of a buffer.

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "lib/base/recovery.h"
 #include "lib/nn/flat_parameters.h"
 #include "lib/nn/module.h"
 
@@ -17,11 +18,9 @@ namespace duet::optim {
 /// wraps. Parameters without a gradient are left alone. One kernel updates them all when all have one and were updated
 /// equally often. Where a wrapper has set an update site (Note [Update sites] in lib/nn/residence.h), the update takes
 /// place there. While an optimizer lives, the model stays on its device. Not thread-safe.
-class Optimizer {
+class Optimizer : private Recoverable {
  public:
-  virtual ~Optimizer() = default;
-  Optimizer(const Optimizer&) = delete;
-  Optimizer& operator=(const Optimizer&) = delete;
+  ~Optimizer() override { leave(); }
 
   /// Marks the gradients of its parameters empty; the next backward overwrites them.
   void zero_grad() { store_.zero_grad(state_.first_slot, state_.slots); }
@@ -54,6 +53,7 @@ class Optimizer {
   virtual void update(const nn::UpdateRun& run, std::int64_t step, int share, int shares) const = 0;
 
  private:
+  void stream(StateStream& state) override;
   bool in_step() const;
   void update_run(const nn::UpdateRun& run) const;
   void divide(const nn::UpdateRun& run, std::int64_t step) const;

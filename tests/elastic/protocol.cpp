@@ -20,7 +20,7 @@ void clear_left_groups(State& state) {
   for (std::size_t g = 0; g < state.generation; ++g)
     if (std::none_of(state.ranks.begin(), state.ranks.end(), [&](const Rank& rank) {
           return rank.generation == g && (rank.at == At::stepping || rank.at == At::posted || rank.at == At::reduced ||
-                                          (rank.at == At::arrived && state.planned == g));
+                                          rank.at == At::finished || (rank.at == At::arrived && state.planned == g));
         }))
       state.groups[g] = {};
 }
@@ -46,6 +46,7 @@ class RankTransitions {
       case At::starting: return arrive();
       case At::arrived: return await_plan();
       case At::stepping: return rank.step == kSteps ? finish() : begin_collective();
+      case At::finished: return await_end();
       case At::posted: return reduce();
       case At::reduced: return complete();
       case At::dead:
@@ -70,6 +71,7 @@ class RankTransitions {
   void arrive() {
     add("arrives", [this](State& next, Rank& r, Group&) {
       next.arrived[number_] = next.generation;
+      next.finished[number_] = 0;
       r = {.at = At::arrived, .generation = next.generation, .step = r.step};
     });
   }
@@ -142,6 +144,13 @@ class RankTransitions {
   }
 
   void finish() {
+    add("has ended its training", [this](State& next, Rank& r, Group&) {
+      next.finished[number_] = static_cast<std::uint8_t>(r.generation + 1);
+      r.at = At::finished;
+    });
+  }
+
+  void await_end() {
     if (state_.ended || mistake_ == Mistake::exit_when_committed)
       add("exits", [](State&, Rank& r, Group&) { r.at = At::exited; });
     arrive_if_behind();
@@ -158,6 +167,7 @@ void see_death(const State& state, Mistake mistake, std::size_t number, std::vec
   if (state.ranks[number].at != At::dead) return;
   State next = state;
   ++next.generation;
+  next.finished[number] = 0;
   if (mistake != Mistake::keep_committed) next.committed[number] = kNoState;
   next.ranks[number] = {.at = At::starting, .generation = 0, .step = kNoState};
   all.push_back({"arbiter replaces rank " + std::to_string(number), next});
@@ -179,15 +189,15 @@ void publish_plan(const State& state, Mistake mistake, std::vector<Transition>& 
   next.planned = state.generation;
   next.all_lost = step < 0;
   if (step >= 0) next.groups[state.generation].base = static_cast<std::uint8_t>(step);
-  all.push_back({"arbiter publishes the plan", next});
+  all.push_back({"the plan is published", next});
 }
 
 void end(const State& state, std::vector<Transition>& all) {
-  for (const std::uint8_t committed : state.committed)
-    if (committed != kSteps) return;
+  for (const std::uint8_t finished : state.finished)
+    if (finished != state.generation + 1) return;
   State next = state;
   next.ended = true;
-  all.push_back({"arbiter ends the job", next});
+  all.push_back({"the job ends", next});
 }
 
 }  // namespace
@@ -211,7 +221,7 @@ bool is_end(const State& state) {
 }
 
 std::string text_of(const State& state) {
-  constexpr const char* kAt[] = {"dead", "starting", "arrived", "stepping", "posted", "reduced", "exited"};
+  constexpr const char* kAt[] = {"dead", "starting", "arrived", "stepping", "posted", "reduced", "finished", "exited"};
   std::string text = "generation " + std::to_string(state.generation) + ", planned " + std::to_string(state.planned);
   for (std::size_t r = 0; r < kRanks; ++r)
     text += "; rank " + std::to_string(r) + ": " + kAt[static_cast<std::size_t>(state.ranks[r].at)] + " in " +

@@ -33,9 +33,10 @@ enum class At : std::uint8_t {
   dead,      // and the arbiter has not seen it
   starting,  // runs main() from the top, up to its first training step
   arrived,   // waits for a plan; then gives its state or takes another's
-  stepping,  // before a collective of a step; or after the last step, waiting for all to have committed it
+  stepping,  // before a collective of a step, or behind the last step
   posted,    // has written its part of a collective
   reduced,   // has summed its elements
+  finished,  // waits for all to have ended their training
   exited,
 };
 
@@ -63,7 +64,7 @@ struct Group {
 struct State {
   std::uint8_t generation = 0, planned = 0, source = 0, deaths = 0;
   bool ended = false, all_lost = false;
-  std::array<std::uint8_t, kRanks> committed{}, arrived{};
+  std::array<std::uint8_t, kRanks> committed{}, arrived{}, finished{};  // `finished`: in which generation, + 1
   std::array<Rank, kRanks> ranks{};
   std::array<Group, kMostDeaths + 1> groups{};
   auto operator<=>(const State&) const = default;

@@ -1,0 +1,181 @@
+#include "ddp/elastic_group.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cstddef>
+#include <exception>
+#include <optional>
+#include <span>
+#include <thread>
+#include <utility>
+
+#include "ddp/connect.h"
+#include "ddp/store/file_store.h"
+#include "lib/base/environment.h"
+#include "lib/base/fault_point.h"
+#include "lib/base/recovery.h"
+#include "lib/error.h"
+
+namespace duet::ddp {
+
+namespace {
+
+/// How long the launcher may take to see that a process has ended which another rank has lost.
+constexpr std::chrono::seconds kLossPatience{10};
+constexpr std::chrono::milliseconds kStorePause{1};
+
+Milliseconds milliseconds_until(Clock::time_point deadline) {
+  return std::chrono::ceil<Milliseconds>(deadline - Clock::now());
+}
+
+/// A store whose waits end when `check` throws.
+class CheckedStore final : public Store {
+ public:
+  CheckedStore(std::shared_ptr<Store> store, std::function<void()> check)
+      : Store(store->timeout()), store_(std::move(store)), check_(std::move(check)) {}
+  std::string secret() override { return store_->secret(); }
+  std::vector<std::string> request(StoreOp op, std::vector<std::string> strings, Milliseconds timeout) override {
+    if (op != StoreOp::wait && op != StoreOp::get) return store_->request(op, std::move(strings), timeout);
+    const Clock::time_point deadline = Clock::now() + timeout;
+    while (!store_->check(strings) && Clock::now() < deadline) {
+      check_();
+      std::this_thread::sleep_for(kStorePause);
+    }
+    return store_->request(op, std::move(strings), std::max(Milliseconds(1), milliseconds_until(deadline)));
+  }
+
+ private:
+  const std::shared_ptr<Store> store_;
+  const std::function<void()> check_;
+};
+
+}  // namespace
+
+ElasticGroup::ElasticGroup(std::unique_ptr<JobMemory> memory, int rank, ConnectGeneration connect)
+    : ProcessGroup(rank, memory->ranks()),
+      memory_(std::move(memory)),
+      member_(*memory_, rank),
+      connect_(std::move(connect)),
+      joins_(memory_->committed(rank) == JobMemory::kNoState) {
+  if (!joins_) this->connect();
+  Recovery::instance().set_group(
+      {.complete = [this](std::int64_t step) { member_.commit(step); }, .recover = [this] { recover(); }});
+  if (joins_) Recovery::instance().set_void();
+}
+
+ElasticGroup::~ElasticGroup() {
+  Recovery& recovery = Recovery::instance();
+  if (!is_dropped()) try {
+      while (!member_.finish(generation_)) recover();
+    } catch (const std::exception&) {  // the launcher sees a rank that ended before the others, or names the cause
+    }
+  recovery.reset_group();
+}
+
+void ElasticGroup::connect() {
+  const std::uint32_t generation = generation_;
+  inner_ = connect_(generation,
+                    [this, generation] { require<CommError>(!member_.is_behind(generation), "a rank was lost"); });
+}
+
+std::shared_ptr<Storage> ElasticGroup::shared_storage(std::size_t bytes) {
+  if (joins_) return nullptr;
+  if (!Recovery::instance().in_step()) return inner_->shared_storage(bytes);
+  if (Recovery::instance().is_void()) return nullptr;
+  try {
+    return inner_->shared_storage(bytes);
+  } catch (const CommError&) {
+    void_if_lost();
+    return nullptr;
+  }
+}
+
+Work ElasticGroup::start(const Call& call) {
+  const Recovery& recovery = Recovery::instance();
+  require<UsageError>(!joins_, name(call.op), " before the first step: rank ", rank(),
+                      " replaces a lost one, and what the others exchanged there cannot be done again");
+  if (!recovery.in_step()) return start_in(*inner_, call);
+  if (recovery.is_void()) return {};
+  auto state = works_.take();
+  try {
+    state->begin(name(call.op), [this, work = start_in(*inner_, call)](Clock::time_point deadline) mutable {
+      try {
+        deadline == Clock::time_point::max() ? work.wait() : work.wait(milliseconds_until(deadline));
+      } catch (const CommError&) {
+        void_if_lost();
+      }
+      return true;
+    });
+  } catch (const CommError&) {
+    void_if_lost();
+    return {};
+  }
+  return Work(std::move(state));
+}
+
+/// Called where a collective has failed: rethrows unless a rank was lost.
+void ElasticGroup::void_if_lost() {
+  if (!member_.await_loss(generation_, kLossPatience)) throw;
+  Recovery::instance().set_void();
+}
+
+std::unique_ptr<ProcessGroup> ElasticGroup::connect_subset(const Subset&) const {
+  throw UsageError("an elastic job has one process group, of all ranks: it cannot be split");
+}
+
+void ElasticGroup::recover() {
+  Recovery::instance().restore();
+  while (!recover_once()) {
+  }
+}
+
+bool ElasticGroup::recover_once() {
+  inner_ = nullptr;
+  generation_ = member_.arrive();
+  const std::optional<RecoveryPlan> plan = member_.await_plan(generation_);
+  if (!plan) return false;
+  try {
+    connect();
+    exchange_state(*plan);
+    Recovery::instance().regroup();
+    return true;
+  } catch (const CommError&) {
+    if (!member_.await_loss(generation_, kLossPatience)) throw;
+    return false;
+  }
+}
+
+/// What a rank takes is whole before any of it counts: the source may be lost meanwhile.
+void ElasticGroup::exchange_state(const RecoveryPlan& plan) {
+  Recovery& recovery = Recovery::instance();
+  const bool gives = rank() == plan.source;
+  std::vector<std::byte> state;
+  if (gives) state = recovery.state();
+  auto bytes = static_cast<std::int64_t>(state.size());
+  inner_->broadcast(std::span(&bytes, 1), plan.source).wait();
+  state.resize(static_cast<std::size_t>(bytes));
+  inner_->broadcast(Buffer(state.data(), bytes, DType::u8), plan.source).wait();
+  if (std::exchange(joins_, false) || recovery.steps() != plan.step) recovery.take_state(state);
+  member_.commit(plan.step);
+}
+
+std::unique_ptr<ProcessGroup> make_elastic_group(const ElasticOptions& options) {
+  const std::string store_path = environment_variable(kElasticStoreVariable).value_or("");
+  auto memory = std::make_unique<JobMemory>(environment_variable(kElasticVariable).value_or(""));
+  const auto store = std::make_shared<FileStore>(store_path, "elastic", 0, options.join_timeout);
+  const int ranks = memory->ranks();
+  const auto connect_generation = [=](std::uint32_t generation, const std::function<void()>& check) {
+    const auto own = std::make_shared<PrefixStore>(store, concat("generation/", generation, "/"));
+    return connect({.backend = "shm",
+                    .connect_timeout = options.join_timeout,
+                    .group = {.timeout = options.timeout},
+                    .check = check},
+                   std::make_shared<CheckedStore>(own, check), options.rank, ranks);
+  };
+  fault_point("init");
+  auto group = std::make_unique<ElasticGroup>(std::move(memory), options.rank, connect_generation);
+  group->set_store(std::make_shared<PrefixStore>(store, "user/"));
+  return group;
+}
+
+}  // namespace duet::ddp

@@ -1,0 +1,60 @@
+// A process group of an elastic job: when a rank is lost, the others and its replacement make a new group in place of
+// the old one, and the step in flight is done again.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "ddp/group/process_group.h"
+#include "ddp/launch/job_memory.h"
+
+namespace duet::ddp {
+
+/// Connects the ranks of a generation. `check` throws CommError once there is a newer one; it is called while waiting.
+using ConnectGeneration =
+    std::function<std::unique_ptr<ProcessGroup>(std::uint32_t generation, const std::function<void()>& check)>;
+
+/// The group of all ranks; one in a process. Collectives of a step that fail because a rank was lost make it void, and
+/// those behind them do nothing: see lib/base/recovery.h. Other collectives throw, and the job ends.
+class ElasticGroup final : public ProcessGroup {
+ public:
+  /// Connects the ranks, or in a process that replaces a lost one does so when its training begins.
+  ElasticGroup(std::unique_ptr<JobMemory> memory, int rank, ConnectGeneration connect);
+  /// Waits until all ranks have ended their training, and helps to replace those that are lost before.
+  ~ElasticGroup() override;
+
+  const char* backend() const override { return "shm"; }
+  std::shared_ptr<Storage> shared_storage(std::size_t bytes) override;
+
+ protected:
+  Work start(const Call& call) override;
+  std::unique_ptr<ProcessGroup> connect_subset(const Subset& subset) const override;
+
+ private:
+  void connect();
+  /// Agrees on the last complete step with the ranks of the newest generation, and takes the state after it.
+  void recover();
+  bool recover_once();
+  void exchange_state(const RecoveryPlan& plan);
+  void void_if_lost();
+
+  const std::unique_ptr<JobMemory> memory_;
+  Member member_;
+  const ConnectGeneration connect_;
+  bool joins_;  // this process has no state yet
+  std::uint32_t generation_ = 0;
+  std::unique_ptr<ProcessGroup> inner_;  // null: in a process that has not joined, and after a loss
+  WorkPool works_;
+};
+
+struct ElasticOptions {
+  int rank = 0;
+  Milliseconds timeout = kGroupTimeout, join_timeout = kStoreTimeout;
+};
+/// The group of this process's elastic job, as its launcher says in the environment.
+std::unique_ptr<ProcessGroup> make_elastic_group(const ElasticOptions& options);
+
+}  // namespace duet::ddp

@@ -1,0 +1,92 @@
+// What the launcher of an elastic job, its arbiter, and its ranks agree on, in memory that the launcher keeps. The
+// transitions are those of tests/elastic/protocol.h.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "lib/monotonic.h"
+
+namespace duet::ddp {
+
+/// The step after which the ranks of a generation go on.
+struct RecoveryPlan {
+  std::uint32_t generation = 0;
+  std::int64_t step = 0;  // complete ones
+  int source = 0;         // a rank with the state after it
+};
+
+/// The memory, mapped by launcher and ranks. A generation is a set of processes with the ranks' numbers: each loss
+/// begins a new one, which only the launcher does. One word holds it and whether the job has ended, so that a loss
+/// comes either before the end, or after it.
+class JobMemory {
+ public:
+  static constexpr int kMostRanks = 1024;
+  static constexpr std::int64_t kNoState = -1;  // of a process that has just started
+  static std::size_t bytes();
+  /// Maps the file at `path`, of bytes() bytes, all zero at first. Throws CommError where it cannot be mapped.
+  explicit JobMemory(const std::string& path);
+  ~JobMemory();
+  JobMemory(const JobMemory&) = delete;
+  JobMemory& operator=(const JobMemory&) = delete;
+
+  /// Throws CommError for a number that cannot be one.
+  int ranks() const;
+  std::uint32_t generation() const;
+  /// The last step that the rank has completed, or kNoState.
+  std::int64_t committed(int rank) const;
+  bool ended() const;
+
+ private:
+  friend class Arbiter;
+  friend class Member;
+  struct Layout;
+  Layout* memory_;
+};
+
+/// The launcher's side.
+class Arbiter {
+ public:
+  /// Begins the first generation, of processes without a step.
+  Arbiter(JobMemory& memory, int ranks);
+  /// The process of a rank has ended, and nothing of it writes any more: begins a new generation, in which another
+  /// process has its number. False: the job has ended before.
+  bool lose(int rank);
+  /// Whether another rank than a lost one has a state after a step or more.
+  bool any_step() const;
+
+ private:
+  JobMemory::Layout& memory_;
+};
+
+/// A rank's side.
+class Member {
+ public:
+  Member(JobMemory& memory, int rank);
+
+  std::uint32_t generation() const;
+  /// Whether a loss has begun a newer generation than `own`.
+  bool is_behind(std::uint32_t own) const { return generation() != own; }
+  /// The step is complete: parameters and state are those after it.
+  void commit(std::int64_t step);
+  /// Leaves the group of the last generation; returns the newest one.
+  std::uint32_t arrive();
+  /// Waits for the plan of that generation, which the last rank to arrive makes; empty: there is a newer generation.
+  std::optional<RecoveryPlan> await_plan(std::uint32_t generation);
+  /// Waits until all ranks have ended their training in this generation. False: there is a newer one.
+  bool finish(std::uint32_t generation);
+  /// Waits for a newer generation, at most so long.
+  bool await_loss(std::uint32_t generation, Clock::duration limit);
+
+ private:
+  void publish_plan(std::uint32_t generation);
+  JobMemory::Layout& memory_;
+  int rank_;
+};
+
+}  // namespace duet::ddp

@@ -1,0 +1,52 @@
+// The losses of an elastic job, as its launcher counts them.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "ddp/group/flight_recorder.h"
+#include "ddp/launch/job_memory.h"
+
+namespace duet::ddp {
+
+/// The memory and the store of the job's ranks, in files that are gone with the launcher.
+class JobLosses {
+ public:
+  /// Losses above `most`, without kStepsBetween steps between any two, end the job. Throws CommError where there is no
+  /// memory for the files.
+  JobLosses(int ranks, int most);
+
+  const RankFile& memory() const { return memory_file_; }
+  const RankFile& store() const { return store_file_; }
+
+  enum class Loss {
+    replaced,  // another process is to have the rank's number
+    begins,    // no step was complete: all ranks are to start again
+    ends_job,  // for the reason()
+  };
+  /// The process of a rank has ended by itself, or was killed.
+  Loss lose(int rank);
+  /// What is added to the message of a job that was ended by a loss; empty: nothing.
+  const std::string& reason() const { return reason_; }
+  /// The last step that any rank had completed when the last one was lost.
+  std::int64_t step() const { return step_; }
+  /// Whether all ranks have ended their training.
+  bool ended() const { return job_->ended(); }
+  /// Forgets the ranks, for others that begin from the start.
+  void begin();
+
+ private:
+  Loss end(const std::string& reason);
+  static constexpr std::int64_t kStepsBetween = 100;
+  const int ranks_, most_;
+  RankFile memory_file_, store_file_;
+  std::unique_ptr<JobMemory> job_;
+  std::optional<Arbiter> arbiter_;
+  int losses_ = 0;
+  std::int64_t step_ = 0;
+  std::string reason_{};
+};
+
+}  // namespace duet::ddp

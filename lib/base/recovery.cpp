@@ -1,0 +1,106 @@
+#include "lib/base/recovery.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "lib/base/environment.h"
+#include "lib/error.h"
+
+namespace duet {
+
+void StateStream::bytes(std::span<std::byte> own) {
+  if (!reads_) {
+    written_.insert(written_.end(), own.begin(), own.end());
+    return;
+  }
+  require<CommError>(own.size() <= rest_.size(), "the state of another rank ends ", own.size() - rest_.size(),
+                     " bytes too early: its training has other objects, or made them in another order");
+  if (!own.empty()) std::memcpy(own.data(), rest_.data(), own.size());
+  rest_ = rest_.subspan(own.size());
+}
+
+void Recoverable::join() {
+  if (Recovery::instance().expected_) Recovery::instance().objects_.push_back(this);
+}
+
+void Recoverable::leave() {
+  Recovery& recovery = Recovery::instance();
+  if (!recovery.expected_) return;
+  if (recovery.on_ && recovery.steps_ > 0) {
+    recovery.state();
+    recovery.is_kept_ = true;
+  }
+  std::erase(recovery.objects_, this);
+}
+
+Recovery::Recovery() : expected_(environment_variable(kElasticVariable).has_value()) {}
+
+Recovery& Recovery::instance() {
+  static Recovery recovery;
+  return recovery;
+}
+
+void Recovery::set_group(Group group) {
+  require<UsageError>(!on_, "an elastic job has one process group of all ranks, but a second one is made");
+  group_ = std::move(group);
+  on_ = true;
+}
+
+void Recovery::reset_group() {
+  on_ = void_ = recovered_ = false;
+  completed_ = true;
+  group_ = {};
+}
+
+void Recovery::recover_if_void() {
+  if (!void_ || std::exchange(recovered_, true)) return;
+  group_.recover();
+}
+
+void Recovery::begin_step() {
+  if (!on_) return;
+  recover_if_void();
+  void_ = recovered_ = completed_ = false;
+}
+
+void Recovery::complete_step() {
+  require<UsageError>(
+      !completed_,
+      "a second step of an optimizer for one batch, or one without a batch: an elastic job redoes "
+      "steps, which begin with a batch of a loader that ranks share and have one step of one optimizer");
+  completed_ = true;
+  is_kept_ = false;
+  ++steps_;
+  for (Recoverable* const object : objects_) object->complete_step();
+  group_.complete(steps_);
+}
+
+void Recovery::stream(StateStream& state) {
+  state.value(steps_);
+  for (Recoverable* const object : objects_) object->stream(state);
+}
+
+const std::vector<std::byte>& Recovery::state() {
+  if (is_kept_) return state_;
+  StateStream state(std::exchange(state_, {}));
+  stream(state);
+  return state_ = state.written();
+}
+
+void Recovery::take_state(std::span<const std::byte> bytes) {
+  StateStream state(bytes);
+  stream(state);
+  require<CommError>(state.at_end(),
+                     "the state of another rank goes on behind this one's: its training has other "
+                     "objects, or made them in another order");
+}
+
+void Recovery::restore() {
+  for (Recoverable* const object : objects_) object->restore();
+}
+
+void Recovery::regroup() {
+  for (Recoverable* const object : objects_) object->regroup();
+}
+
+}  // namespace duet

@@ -1,0 +1,121 @@
+// Steps that are done again after a rank was lost: what the objects of a training keep of the last complete step.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <functional>
+#include <span>
+#include <utility>
+#include <vector>
+
+namespace duet {
+
+/// Writes the states of objects one after the other, or reads them.
+class StateStream {
+ public:
+  /// Writes, into this memory.
+  explicit StateStream(std::vector<std::byte> memory) : written_(std::move(memory)) { written_.clear(); }
+  /// Reads; the bytes must outlive it.
+  explicit StateStream(std::span<const std::byte> state) : rest_(state), reads_(true) {}
+
+  /// Writes the bytes, or reads as many. Throws CommError where fewer are left.
+  void bytes(std::span<std::byte> own);
+  template <class T>
+  void value(T& own) {
+    bytes(std::as_writable_bytes(std::span(&own, 1)));
+  }
+  std::vector<std::byte> written() { return std::move(written_); }
+  bool at_end() const { return rest_.empty(); }
+
+ private:
+  std::vector<std::byte> written_;
+  std::span<const std::byte> rest_;
+  bool reads_ = false;
+};
+
+/// An object of a training whose state a rank that joins gets from another one: parameters, optimizers, schedules,
+/// loaders. All ranks make theirs in the same order. Registered in elastic jobs only.
+class Recoverable {
+ public:
+  Recoverable() = default;
+  virtual ~Recoverable() = default;
+  Recoverable(const Recoverable&) = delete;
+  Recoverable& operator=(const Recoverable&) = delete;
+
+  /// A step is complete: it will not be done again.
+  virtual void complete_step() {}
+  /// The step is done again: what it has changed beside parameters and optimizers is as it was.
+  virtual void restore() {}
+  /// The process group's ranks have connected anew: memory that they share is other memory.
+  virtual void regroup() {}
+  /// The state after the last complete step.
+  virtual void stream(StateStream& state) = 0;
+
+ protected:
+  /// For constructors and destructors of classes that implement stream(): in an elastic job the object is one of the
+  /// training from here to there. What other ranks need of the last step is kept when the first object leaves.
+  void join();
+  void leave();
+};
+
+/// Name to a rank the memory of its elastic job, and the file of its store: see ddp/launch/losses.h.
+inline constexpr const char* kElasticVariable = "DUET_ELASTIC_FILE";
+inline constexpr const char* kElasticStoreVariable = "DUET_ELASTIC_STORE";
+/// How many processes have had the number of this rank before.
+inline constexpr const char* kReplacementVariable = "DUET_REPLACEMENT";
+
+/// The steps of this process in an elastic job; off elsewhere, where nothing of it costs anything. A step is void once
+/// one of its collectives has failed: what runs of it has no effect. Used by the one thread that trains.
+class Recovery {
+ public:
+  static Recovery& instance();
+
+  /// What the process group does: `complete` when a step is complete; `recover` agrees on the last complete step, with
+  /// the ranks there are, and takes the state after it.
+  struct Group {
+    std::function<void(std::int64_t step)> complete;
+    std::function<void()> recover;
+  };
+  /// On while a group is set.
+  void set_group(Group group);
+  void reset_group();
+  bool on() const { return on_; }
+  /// Whether this process is a rank of an elastic job.
+  bool expected() const { return expected_; }
+
+  bool is_void() const { return void_; }
+  /// Between the delivery of a batch and the end of its step.
+  bool in_step() const { return !completed_; }
+  void set_void() { void_ = true; }
+  /// Brings this rank to the last step that is complete on any: at the end of a backward, and before the next batch.
+  void recover_if_void();
+  /// The loader is about to deliver a batch; the step is no longer void.
+  void begin_step();
+  /// A pass of the loader has ended: what the program does now is not part of a step.
+  void end_pass() { completed_ = true; }
+  /// The parameters are updated. Throws UsageError for a second time in a step.
+  void complete_step();
+  std::int64_t steps() const { return steps_; }
+
+  const std::vector<std::byte>& state();
+  void take_state(std::span<const std::byte> bytes);
+  void restore();
+  void regroup();
+
+ private:
+  friend class Recoverable;
+  void stream(StateStream& state);
+
+  Recovery();
+
+  const bool expected_;  // this process is a rank of an elastic job
+  bool on_ = false, void_ = false, recovered_ = false, completed_ = true;
+  std::int64_t steps_ = 0;  // complete ones
+  Group group_;
+  std::vector<Recoverable*> objects_;  // in the order of their construction
+  std::vector<std::byte> state_;       // after the last step
+  bool is_kept_ = false;               // state_: objects have left since
+};
+
+}  // namespace duet

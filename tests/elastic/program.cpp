@@ -1,0 +1,85 @@
+// A training of an elastic job, for the tests: prints a hash of parameters, buffers and the optimizer's state.
+//
+//   elastic_program cnn|plain|synchronised
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <cstdio>
+#include <exception>
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "ddp/distributed_data_parallel.h"
+#include "ddp/init.h"
+#include "ddp/launch/launch.h"
+#include "lib/base/sha256.h"
+#include "lib/data/dataset.h"
+#include "lib/data/loader.h"
+#include "lib/data/mnist/drawn_digits.h"
+#include "lib/nn/module.h"
+#include "lib/nn/network_options.h"
+#include "lib/nn/resnet.h"
+#include "lib/nn/simple_cnn.h"
+#include "lib/ops/losses.h"
+#include "lib/optim/adam.h"
+#include "lib/optim/clip_grad_norm.h"
+#include "lib/optim/lr_scheduler.h"
+#include "samplers/batch.h"
+#include "samplers/random.h"
+
+using namespace duet;
+
+namespace {
+
+constexpr int kEpochs = 3;
+
+std::unique_ptr<nn::Module> make_network(const std::string& name) {
+  if (name == "cnn") return std::make_unique<nn::SimpleCNN>(1);
+  auto model = std::make_unique<nn::ResNet>(
+      nn::ResNet::Block::basic, std::array<int, 4>{1, 1, 1, 1},
+      nn::NetworkOptions{.classes = 10, .in_channels = 1, .width = 4, .sync_batch_norm = name == "synchronised"});
+  model->initialise(std::uint64_t{1});
+  return model;
+}
+
+void train(const std::string& name) {
+  const data::ImageDataset images = data::draw_digits(1, 200);
+  const auto model = make_network(name);
+  const auto group = ddp::init_process_group();
+  ddp::DistributedDataParallel net(*model, *group);
+  optim::AdamW opt(*model, {.lr = 0.01f});
+  optim::StepLR schedule(opt, 1, 0.5);  // by epoch
+  data::Loader loader(
+      images,
+      std::make_unique<samplers::BlockedBatches>(
+          std::make_unique<samplers::RandomSampler>(images.size(), 1),
+          samplers::BlockedOptions{.global_batch = 24, .world_size = group->size(), .rank = group->rank()}),
+      {.workers = 1});
+  for (int epoch = 0; epoch < kEpochs; ++epoch) {
+    for (auto& [samples, labels] : loader) {
+      opt.zero_grad();
+      ops::cross_entropy(net(samples), labels).backward();
+      optim::clip_grad_norm(*model, 1.0);
+      opt.step();
+    }
+    schedule.step();
+  }
+  if (group->rank() != 0) return;
+  NamedTensors state = model->state_dict();
+  for (NamedTensor& one : opt.state()) state.push_back(std::move(one));
+  Sha256 hash;
+  for (const auto& [key, tensor] : state) hash.update({static_cast<const std::byte*>(tensor.raw()), tensor.bytes()});
+  std::printf("state: sha256 %s, lr %.6f\n", hash.hex().c_str(), static_cast<double>(opt.lr()));
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  try {
+    const std::string name = argc > 1 ? argv[1] : "cnn";
+    return ddp::spawn([&](int) { train(name); }, 2);
+  } catch (const std::exception& error) {
+    return ddp::report_failure(error);
+  }
+}

@@ -1,0 +1,150 @@
+#!/usr/bin/env python3
+"""Ranks of elastic jobs are struck, and the jobs end with the bits of undisturbed ones.
+
+    strikes.py DUET PROGRAM                            each fault point, rank, signal and network once, in turn
+    strikes.py DUET PROGRAM --random N [--seed S]      N jobs, struck at random times; prints one line for each failure
+
+A job in which all ranks that had the state of the training were struck may end with an error that says so.
+"""
+import argparse
+import itertools
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+
+NETWORKS = ("cnn", "plain", "synchronised")
+LOST_ALL = ("no rank is left that has the state of the training", "all ranks had ended their training")
+LIMIT = 60  # seconds for a job
+
+
+def command(options, network, ranks):
+    return [options.duet, "launch", "-n", str(ranks), "--elastic", "--max-failures", "50", "--stop-limit", "0.5", "--",
+            options.program, network]
+
+
+def hash_of(output):
+    lines = [line for line in output.splitlines() if line.startswith("state: ")]
+    return lines[-1] if lines else "no hash"
+
+
+class Job:
+    def __init__(self, arguments, **environment):
+        self.process = subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                                        env={**os.environ, "OMP_NUM_THREADS": "1", **environment})
+
+    def ranks(self):
+        """Process numbers by rank."""
+        found = {}
+        try:
+            with open(f"/proc/{self.process.pid}/task/{self.process.pid}/children", encoding="ascii") as file:
+                children = file.read().split()
+        except OSError:
+            return found
+        for child in children:
+            try:
+                with open(f"/proc/{child}/environ", "rb") as file:
+                    values = dict(pair.split(b"=", 1) for pair in file.read().split(b"\0") if b"=" in pair)
+            except OSError:
+                continue
+            if b"DUET_ELASTIC_FILE" in values:
+                found[int(values[b"RANK"])] = int(child)
+        return found
+
+    def end(self):
+        """What is wrong with the end, if anything, its output, and its errors."""
+        try:
+            output, errors = self.process.communicate(timeout=LIMIT)
+        except subprocess.TimeoutExpired:
+            self.process.send_signal(signal.SIGINT)
+            output, errors = self.process.communicate()
+            return f"still ran after {LIMIT} s", output, errors
+        return f"exit code {self.process.returncode}" if self.process.returncode else "", output, errors
+
+
+class Strikes:
+    def __init__(self, options):
+        self.options = options
+        self.expected = {}
+        self.jobs = self.failures = self.lost = self.strikes = 0
+
+    def run(self, what, network, ranks, strike, **environment):
+        key = (network, ranks if network == "plain" else "any number")
+        if key not in self.expected:
+            wrong, output, errors = Job(command(self.options, network, ranks)).end()
+            if wrong:
+                sys.exit(f"undisturbed, {network}: {wrong}\n{errors}")
+            self.expected[key] = hash_of(output)
+        job = Job(command(self.options, network, ranks), **environment)
+        strike(job)
+        wrong, output, errors = job.end()
+        self.jobs += 1
+        if wrong and any(text in errors for text in LOST_ALL):
+            self.lost += 1
+            return
+        if not wrong and hash_of(output) != self.expected[key]:
+            wrong = f"{hash_of(output)}, expected {self.expected[key]}"
+        if not wrong and "DUET_FAULT" in environment and "is struck at" not in errors:
+            wrong = "was not struck"
+        if wrong:
+            self.failures += 1
+            print(f"{what}: {wrong}\n{errors[-2000:]}", flush=True)
+
+    def run_points(self):
+        points = [("all_reduce", 1), ("all_reduce", 2), ("all_reduce", 20), ("collective", 5), ("collective", 25),
+                  ("collective", 40), ("init", 1)]
+        signals = (signal.SIGKILL, signal.SIGSTOP, signal.SIGSEGV)
+        ranks = (0, 1, 2)
+        # Each pair of (point, rank), (point, network), (rank, signal)... is met.
+        for i, ((point, times), rank) in enumerate(itertools.product(points, ranks)):
+            for j in range(2):
+                network, number = NETWORKS[(i + j) % 3], signals[(i // 3 + j) % 3]
+                fault = f"{point}:{rank}:{times}:{int(number)}"
+                self.run(f"DUET_FAULT={fault}, {network}", network, 3, lambda job: None, DUET_FAULT=fault)
+
+    def run_random(self, count, seed):
+        for number in range(seed, seed + count):
+            draw = random.Random(number)
+            network, ranks = draw.choice(NETWORKS), draw.choice((2, 3, 4))
+            delay = f"all_reduce:*:{draw.choice((0, 1000, 4000))}"
+            done = []
+
+            def strike(job):
+                time.sleep(draw.uniform(0.02, 0.6))
+                for _ in range(draw.choice((1, 1, 2, 3))):
+                    found = job.ranks()
+                    if found:
+                        rank = draw.choice(sorted(found))
+                        sent = draw.choice((signal.SIGKILL,) * 3 + (signal.SIGSEGV, signal.SIGSTOP))
+                        try:
+                            os.kill(found[rank], sent)
+                            done.append((rank, sent.name))
+                            self.strikes += 1
+                        except ProcessLookupError:
+                            pass
+                    time.sleep(draw.choice((0, 0.01, 0.05, 0.2)))
+
+            self.run(f"--seed {number}, {network}, {ranks} ranks, struck: {done}", network, ranks, strike, DUET_DELAY=delay)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("duet")
+    parser.add_argument("program")
+    parser.add_argument("--random", type=int, metavar="N")
+    parser.add_argument("--seed", type=int, default=1)
+    options = parser.parse_args()
+    strikes = Strikes(options)
+    if options.random:
+        strikes.run_random(options.random, options.seed)
+        print(f"{strikes.strikes} strikes; {strikes.lost} jobs of which no rank was left with the state")
+    else:
+        strikes.run_points()
+    print(f"{strikes.jobs - strikes.failures} passed, {strikes.failures} failed")
+    return 1 if strikes.failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
