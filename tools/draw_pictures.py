@@ -334,8 +334,35 @@ def cost():
     return page(690, 274, "A step on one device, half of it, and what a step of ddp on two devices has beyond that half", cost_parts())
 
 
+# A loss of rank 1 in step 8, and what follows.
+RECOVERY = (
+    ("launcher", (("", 186, "gap"), ("generation 1", 96, "other"))),
+    ("rank 0", (("step 7", 90, "forward"), ("step 8, waits", 96, "forward"), ("void", 96, None), ("agrees", 120, None),
+                ("gives state", 110, "communication"), ("step 8 again", 110, "forward"), ("step 9", 80, "forward"))),
+    ("rank 1", (("step 7", 90, "forward"), ("step 8", 60, "forward"), ("", 36, "gap"), ("new process", 216, "alone"),
+                ("takes state", 110, "communication"), ("step 8 again", 110, "forward"), ("step 9", 80, "forward"))),
+    ("rank 2", (("step 7", 90, "forward"), ("step 8, waits", 96, "forward"), ("void", 96, None), ("agrees", 230, None),
+                ("step 8 again", 110, "forward"), ("step 9", 80, "forward"))),
+)
+
+
+def recovery_parts():
+    yield text(16, 26, "Rank 1 of an elastic job is killed in step 8", 15, weight="bold")
+    yield text(16, 46, "Time goes to the right, widths are not to scale. Dashed: waiting.", 12, kind="dim")
+    for number, (name, parts) in enumerate(RECOVERY):
+        y = 66 + 36 * number
+        yield text(16, y + 19, name, 12, kind="dim")
+        yield from lane(84, y, parts)
+    yield text(84 + 153, 66 + 72 + 20, "✕", 17, weight="bold")
+
+
+def recovery():
+    return page(802, 214, "Rank 1 is killed, the others make the step void, a new process takes the state of rank 0, and the step "
+                "is done again", recovery_parts())
+
+
 PICTURES = {"collectives.svg": collectives, "cost.svg": cost, "ddp_step.svg": ddp_step, "dp_step.svg": dp_step,
-            "memory.svg": memory, "owners.svg": owners, "ring.svg": ring}
+            "memory.svg": memory, "owners.svg": owners, "recovery.svg": recovery, "ring.svg": ring}
 
 
 def main(folder):
