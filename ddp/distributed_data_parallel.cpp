@@ -173,8 +173,12 @@ class ModuleHooks final : public GradientSynchroniser, private Recoverable {
  private:
   Tensor buffers() const { return store_.buffer_run(range_.first_buffer, range_.buffers); }
 
-  void complete_step() override { saved_buffers_ = {}; }
+  void complete_step() override {
+    saved_buffers_ = {};
+    backwards_ = 0;
+  }
   void restore() override {
+    backwards_ = 0;
     if (saved_buffers_.defined()) copy(std::exchange(saved_buffers_, {}), buffers());
     store_.zero_grad();
   }
@@ -335,8 +339,10 @@ class ModuleHooks final : public GradientSynchroniser, private Recoverable {
       if (parts_ != nullptr) add_parts();
       return add_sums_to_own();
     }
-    sum_gradients();
     Recovery& recovery = Recovery::instance();
+    require<UsageError>(!recovery.on() || ++backwards_ == 1 || recovery.is_void(),
+                        "a second backward for one step of the optimizer: an elastic job redoes steps of one batch");
+    sum_gradients();
     // Else rank 0 alone would have the running statistics of a complete step, until the next forward.
     if (recovery.on() && options_.broadcast_buffers) broadcast_buffers(module_.context(), 0);
     recovery.recover_if_void();
@@ -401,6 +407,7 @@ class ModuleHooks final : public GradientSynchroniser, private Recoverable {
   bool has_shared_ = false;                   // whether parts were made in memory that ranks share, where there is such
   const bool may_be_cut_;
   std::unique_ptr<dp::DataParallel> pieces_;
+  int backwards_ = 0;       // since the last complete step of an elastic job
   bool regroups_ = false;   // the group's ranks have connected anew
   Tensor saved_buffers_{};  // as before this step, in an elastic job
   nn::HookHandle at_begin_, on_ready_, at_end_;

@@ -54,6 +54,7 @@ void Recovery::reset_group() {
 
 void Recovery::recover_if_void() {
   if (!void_ || std::exchange(recovered_, true)) return;
+  ++recoveries_;
   group_.recover();
 }
 

@@ -97,6 +97,8 @@ class Recovery {
   /// The parameters are updated. Throws UsageError for a second time in a step.
   void complete_step();
   std::int64_t steps() const { return steps_; }
+  /// How often this rank has recovered.
+  std::int64_t recoveries() const { return recoveries_; }
 
   const std::vector<std::byte>& state();
   void take_state(std::span<const std::byte> bytes);
@@ -112,6 +114,7 @@ class Recovery {
   const bool expected_;  // this process is a rank of an elastic job
   bool on_ = false, void_ = false, recovered_ = false, completed_ = true;
   std::int64_t steps_ = 0;  // complete ones
+  std::int64_t recoveries_ = 0;
   Group group_;
   std::vector<Recoverable*> objects_;  // in the order of their construction
   std::vector<std::byte> state_;       // after the last step

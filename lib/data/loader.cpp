@@ -154,7 +154,7 @@ Loader::Iterator Loader::begin() {
   epoch_ = begin.epoch;
   step_ = begin_ = begin.step;
   if (shared_ && Recovery::instance().on()) {
-    Recovery::instance().recover_if_void();
+    has_recovered();
     if (epoch_ <= mark_.epoch) go_to_mark();
   }
   if (options_.generator) options_.generator->random_int64();
@@ -172,6 +172,13 @@ void Loader::start_workers() {
                                              [this](std::int64_t step) { return make(step); });
 }
 
+/// Whether the rank has recovered since this loader last asked: each loader of a step goes back then.
+bool Loader::has_recovered() {
+  Recovery::instance().recover_if_void();
+  const std::int64_t before = std::exchange(recoveries_, Recovery::instance().recoveries());
+  return before != recoveries_;
+}
+
 /// To the first step of this pass that is not complete; to its end where all are.
 void Loader::go_to_mark() {
   prefetcher_.reset();
@@ -185,8 +192,7 @@ void Loader::complete_step() {
 void Loader::stream(StateStream& state) { state.value(mark_); }
 
 void Loader::advance(std::int64_t steps) {
-  if (shared_ && Recovery::instance().is_void()) {
-    Recovery::instance().recover_if_void();
+  if (shared_ && has_recovered()) {
     go_to_mark();
     start_workers();
     return produce();

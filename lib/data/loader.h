@@ -156,6 +156,7 @@ class Loader : private Recoverable {
  private:
   void complete_step() override;
   void stream(StateStream& state) override;
+  bool has_recovered();
   void go_to_mark();
   void start_workers();
   Batch blank(std::int64_t rows, Rows stamp) const;
@@ -179,6 +180,7 @@ class Loader : private Recoverable {
   const ResidentImages* resident_ = nullptr;  // deferred only, with the samples' numbers on its device by batch size
   std::map<std::pair<std::int64_t, std::int64_t>, Tensor> numbers_;  // and by steps
   Position mark_ = {};                      // behind the batch of the last complete step of an elastic job
+  std::int64_t recoveries_ = 0;             // of the rank, which this loader has followed
   bool delivered_ = false;                  // a batch since then
   std::int64_t staged_ = 0;                 // steps of which the caller has the batches, from the current one on
   std::weak_ptr<const void> pass_;          // held by the iterators of the running pass

@@ -1,6 +1,7 @@
 // A training of an elastic job, for the tests: prints a hash of parameters, buffers and the optimizer's state.
 //
 //   elastic_program cnn|plain|synchronised
+//   elastic_program no_sync|two_steps|two_backwards|whole_batches      loops that an elastic job refuses
 #include <array>
 #include <cstddef>
 #include <cstdint>
@@ -35,7 +36,7 @@ namespace {
 constexpr int kEpochs = 3;
 
 std::unique_ptr<nn::Module> make_network(const std::string& name) {
-  if (name == "cnn") return std::make_unique<nn::SimpleCNN>(1);
+  if (name != "plain" && name != "synchronised") return std::make_unique<nn::SimpleCNN>(1);
   auto model = std::make_unique<nn::ResNet>(
       nn::ResNet::Block::basic, std::array<int, 4>{1, 1, 1, 1},
       nn::NetworkOptions{.classes = 10, .in_channels = 1, .width = 4, .sync_batch_norm = name == "synchronised"});
@@ -50,16 +51,21 @@ void train(const std::string& name) {
   ddp::DistributedDataParallel net(*model, *group);
   optim::AdamW opt(*model, {.lr = 0.01f});
   optim::StepLR schedule(opt, 1, 0.5);  // by epoch
+  const bool whole = name == "whole_batches";
   data::Loader loader(
       images,
       std::make_unique<samplers::BlockedBatches>(
           std::make_unique<samplers::RandomSampler>(images.size(), 1),
-          samplers::BlockedOptions{.global_batch = 24, .world_size = group->size(), .rank = group->rank()}),
+          samplers::BlockedOptions{
+              .global_batch = 24, .world_size = whole ? 1 : group->size(), .rank = whole ? 0 : group->rank()}),
       {.workers = 1});
   for (int epoch = 0; epoch < kEpochs; ++epoch) {
     for (auto& [samples, labels] : loader) {
+      if (name == "no_sync") static_cast<void>(net.no_sync());
       opt.zero_grad();
       ops::cross_entropy(net(samples), labels).backward();
+      if (name == "two_backwards") ops::cross_entropy(net(samples), labels).backward();
+      if (name == "two_steps") opt.step();
       optim::clip_grad_norm(*model, 1.0);
       opt.step();
     }

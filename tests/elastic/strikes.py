@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Ranks of elastic jobs are struck, and the jobs end with the bits of undisturbed ones.
 
-    strikes.py DUET PROGRAM                            each fault point, rank, signal and network once, in turn
+    strikes.py DUET PROGRAM                            each fault point and rank with signals and networks in turn, and
+                                                       loops that are refused
     strikes.py DUET PROGRAM --random N [--seed S]      N jobs, struck at random times; prints one line for each failure
 
 A job in which all ranks that had the state of the training were struck may end with an error that says so.
@@ -17,6 +18,11 @@ import time
 
 NETWORKS = ("cnn", "plain", "synchronised")
 LOST_ALL = ("no rank is left that has the state of the training", "all ranks had ended their training")
+REFUSED = {"no_sync": "no_sync(): an elastic job cannot do steps with it again",
+           "two_steps": "a second step of an optimizer for one batch",
+           "two_backwards": "a second backward for one step of the optimizer",
+           "whole_batches": "or one without a batch: an elastic job redoes steps, which begin with a batch of a loader that "
+                            "ranks share"}
 LIMIT = 60  # seconds for a job
 
 
@@ -104,6 +110,14 @@ class Strikes:
                 fault = f"{point}:{rank}:{times}:{int(number)}"
                 self.run(f"DUET_FAULT={fault}, {network}", network, 3, lambda job: None, DUET_FAULT=fault)
 
+    def run_refused(self):
+        for loop, text in REFUSED.items():
+            self.jobs += 1
+            wrong, _, errors = Job(command(self.options, loop, 2)).end()
+            if wrong != "exit code 1" or text not in errors:
+                self.failures += 1
+                print(f"{loop}: {wrong or 'no error'}, expected: {text}\n{errors[-2000:]}", flush=True)
+
     def run_random(self, count, seed):
         for number in range(seed, seed + count):
             draw = random.Random(number)
@@ -142,6 +156,7 @@ def main():
         print(f"{strikes.strikes} strikes; {strikes.lost} jobs of which no rank was left with the state")
     else:
         strikes.run_points()
+        strikes.run_refused()
     print(f"{strikes.jobs - strikes.failures} passed, {strikes.failures} failed")
     return 1 if strikes.failures else 0
 
