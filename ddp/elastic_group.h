@@ -42,7 +42,7 @@ class ElasticGroup final : public ProcessGroup {
   void void_if_lost();
 
   const std::unique_ptr<JobMemory> memory_;
-  Member member_;
+  JobMember member_;
   const ConnectGeneration connect_;
   bool joins_;  // this process has no state yet
   std::uint32_t generation_ = 0;

@@ -60,9 +60,10 @@ void draw(const Tensor& image, const Tensor& made) {
   constexpr const char kInk[] = " .:-=+*#%@";
   for (std::int64_t y = 0; y < kSide; y += 2) {
     std::string line;
-    for (const Tensor& one : {image, made})
-      for (const float pixel : one.slice(y * kSide, {kSide}).span<float>())
-        line += kInk[static_cast<std::size_t>(pixel * 9.0f + 0.5f)];
+    for (const Tensor& one : {image, made}) {
+      const Tensor row = one.slice(y * kSide, {kSide});
+      for (const float pixel : row.span<float>()) line += kInk[static_cast<std::size_t>(pixel * 9.0f + 0.5f)];
+    }
     std::printf("%s\n", line.substr(0, line.find_last_not_of(' ') + 1).c_str());
   }
 }

@@ -17,7 +17,8 @@ namespace duet::ddp {
 
 namespace {
 
-constexpr std::chrono::milliseconds kPoll{20};
+/// The longest wait without a look: a process may be killed between its change and its wake.
+constexpr std::chrono::milliseconds kMissedWake{20};
 
 struct alignas(64) RankLine {
   std::atomic<std::int64_t> committed;
@@ -79,14 +80,14 @@ std::int64_t JobMemory::committed(int rank) const { return memory_->of(rank).com
 
 bool JobMemory::ended() const { return memory_->ended(); }
 
-Arbiter::Arbiter(JobMemory& memory, int ranks) : memory_(*memory.memory_) {
+JobArbiter::JobArbiter(JobMemory& memory, int ranks) : memory_(*memory.memory_) {
   require<UsageError>(ranks <= JobMemory::kMostRanks, "an elastic job has at most ", JobMemory::kMostRanks,
                       " ranks, got ", ranks);
   memory_.ranks.store(static_cast<std::uint32_t>(ranks));
   memory_.planned.store(1);
 }
 
-bool Arbiter::lose(int rank) {
+bool JobArbiter::lose(int rank) {
   std::uint32_t state = memory_.state.load();
   RankLine& line = memory_.of(rank);
   line.finished.store(0);
@@ -99,21 +100,21 @@ bool Arbiter::lose(int rank) {
   return true;
 }
 
-bool Arbiter::any_step() const {
+bool JobArbiter::any_step() const {
   for (int rank = 0; rank < static_cast<int>(memory_.ranks.load()); ++rank)
     if (memory_.of(rank).committed.load() > 0) return true;
   return false;
 }
 
-Member::Member(JobMemory& memory, int rank) : memory_(*memory.memory_), rank_(rank) {
+JobMember::JobMember(JobMemory& memory, int rank) : memory_(*memory.memory_), rank_(rank) {
   require<CommError>(rank < memory.ranks(), "rank ", rank, " of an elastic job of ", memory.ranks());
 }
 
-std::uint32_t Member::generation() const { return memory_.generation(); }
+std::uint32_t JobMember::generation() const { return memory_.generation(); }
 
-void Member::commit(std::int64_t step) { memory_.of(rank_).committed.store(step); }
+void JobMember::commit(std::int64_t step) { memory_.of(rank_).committed.store(step); }
 
-std::uint32_t Member::arrive() {
+std::uint32_t JobMember::arrive() {
   const std::uint32_t generation = memory_.generation();
   memory_.of(rank_).finished.store(0);
   memory_.of(rank_).arrived.store(generation + 1);
@@ -122,7 +123,7 @@ std::uint32_t Member::arrive() {
 }
 
 /// All who have arrived see the same steps, as these change in groups only: which rank publishes makes no difference.
-void Member::publish_plan(std::uint32_t generation) {
+void JobMember::publish_plan(std::uint32_t generation) {
   RecoveryPlan plan{.generation = generation, .step = JobMemory::kNoState};
   for (int rank = 0; rank < static_cast<int>(memory_.ranks.load()); ++rank) {
     const std::int64_t committed = memory_.of(rank).committed.load();
@@ -139,7 +140,7 @@ void Member::publish_plan(std::uint32_t generation) {
   memory_.change();
 }
 
-std::optional<RecoveryPlan> Member::await_plan(std::uint32_t generation) {
+std::optional<RecoveryPlan> JobMember::await_plan(std::uint32_t generation) {
   for (;;) {
     const std::uint32_t changes = memory_.changes.load();
     if (memory_.planned.load() != generation + 1 && memory_.all(&RankLine::arrived, generation))
@@ -149,11 +150,11 @@ std::optional<RecoveryPlan> Member::await_plan(std::uint32_t generation) {
       if (!is_behind(generation)) return plan;
     }
     if (is_behind(generation)) return {};
-    futex_wait(memory_.changes, changes, kPoll);
+    futex_wait(memory_.changes, changes, kMissedWake);
   }
 }
 
-bool Member::finish(std::uint32_t generation) {
+bool JobMember::finish(std::uint32_t generation) {
   memory_.of(rank_).finished.store(generation + 1);
   memory_.change();
   for (;;) {
@@ -163,17 +164,17 @@ bool Member::finish(std::uint32_t generation) {
       memory_.change();
     if (memory_.ended()) return true;
     if (is_behind(generation)) return false;
-    futex_wait(memory_.changes, changes, kPoll);
+    futex_wait(memory_.changes, changes, kMissedWake);
   }
 }
 
-bool Member::await_loss(std::uint32_t generation, Clock::duration limit) {
+bool JobMember::await_loss(std::uint32_t generation, Clock::duration limit) {
   const Clock::time_point deadline = Clock::now() + limit;
   for (;;) {
     const std::uint32_t changes = memory_.changes.load();
     if (is_behind(generation)) return true;
     if (Clock::now() >= deadline) return false;
-    futex_wait(memory_.changes, changes, kPoll);
+    futex_wait(memory_.changes, changes, kMissedWake);
   }
 }
 

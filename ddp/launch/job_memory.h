@@ -43,17 +43,17 @@ class JobMemory {
   bool ended() const;
 
  private:
-  friend class Arbiter;
-  friend class Member;
+  friend class JobArbiter;
+  friend class JobMember;
   struct Layout;
   Layout* memory_;
 };
 
 /// The launcher's side.
-class Arbiter {
+class JobArbiter {
  public:
   /// Begins the first generation, of processes without a step.
-  Arbiter(JobMemory& memory, int ranks);
+  JobArbiter(JobMemory& memory, int ranks);
   /// The process of a rank has ended, and nothing of it writes any more: begins a new generation, in which another
   /// process has its number. False: the job has ended before.
   bool lose(int rank);
@@ -65,9 +65,9 @@ class Arbiter {
 };
 
 /// A rank's side.
-class Member {
+class JobMember {
  public:
-  Member(JobMemory& memory, int rank);
+  JobMember(JobMemory& memory, int rank);
 
   std::uint32_t generation() const;
   /// Whether a loss has begun a newer generation than `own`.

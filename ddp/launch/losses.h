@@ -43,7 +43,7 @@ class JobLosses {
   const int ranks_, most_;
   RankFile memory_file_, store_file_;
   std::unique_ptr<JobMemory> job_;
-  std::optional<Arbiter> arbiter_;
+  std::optional<JobArbiter> arbiter_;
   int losses_ = 0;
   std::int64_t step_ = 0;
   std::string reason_{};

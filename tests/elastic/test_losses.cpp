@@ -24,7 +24,7 @@ struct Job {
   }
   JobLosses losses;
   JobMemory memory;
-  std::array<Member, 3> members = {Member(memory, 0), Member(memory, 1), Member(memory, 2)};
+  std::array<JobMember, 3> members = {JobMember(memory, 0), JobMember(memory, 1), JobMember(memory, 2)};
 };
 
 }  // namespace
@@ -34,8 +34,8 @@ TEST_CASE("a plan has the last step that a rank has completed, once all have arr
   CHECK(job.losses.lose(2) == Loss::replaced);
   CHECK(job.losses.step() == 5);
   CHECK(job.members[0].is_behind(0));
-  for (Member& member : job.members) CHECK(member.arrive() == 1);
-  for (Member& member : job.members) {
+  for (JobMember& member : job.members) CHECK(member.arrive() == 1);
+  for (JobMember& member : job.members) {
     const std::optional<RecoveryPlan> plan = member.await_plan(1);
     REQUIRE(plan);
     CHECK(plan->step == 5);
@@ -46,12 +46,12 @@ TEST_CASE("a plan has the last step that a rank has completed, once all have arr
 TEST_CASE("a loss during a recovery makes the plan void") {
   Job job({5, 5, 5});
   CHECK(job.losses.lose(0) == Loss::replaced);
-  for (Member& member : job.members) CHECK(member.arrive() == 1);
+  for (JobMember& member : job.members) CHECK(member.arrive() == 1);
   REQUIRE(job.members[1].await_plan(1));
   CHECK(job.losses.lose(1) == Loss::replaced);
   CHECK_FALSE(job.members[2].await_plan(1));
   CHECK_FALSE(job.members[2].finish(1));
-  for (Member& member : job.members) CHECK(member.arrive() == 2);
+  for (JobMember& member : job.members) CHECK(member.arrive() == 2);
   CHECK(job.members[0].await_plan(2)->source == 2);
 }
 
@@ -94,5 +94,5 @@ TEST_CASE("memory of an elastic job that is none is refused") {
   CHECK_THROWS_AS(JobMemory("/proc/self/exe"), CommError);
   CHECK_THROWS_AS(JobMemory(""), CommError);
   Job job({1, 1, 1});
-  CHECK_THROWS_AS(Member(job.memory, 3), CommError);
+  CHECK_THROWS_AS(JobMember(job.memory, 3), CommError);
 }
