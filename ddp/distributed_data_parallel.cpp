@@ -170,15 +170,22 @@ class ModuleHooks final : public GradientSynchroniser, private Recoverable {
 
   GroupSums& sums() { return sums_; }
 
+  /// A forward in training mode.
+  void count_forward() {
+    require<UsageError>(!Recovery::instance().on() || ++forwards_ == 1,
+                        "a second forward in training mode for one step of the optimizer: an elastic job redoes steps "
+                        "of one batch; eval() is for others");
+  }
+
  private:
   Tensor buffers() const { return store_.buffer_run(range_.first_buffer, range_.buffers); }
 
   void complete_step() override {
     saved_buffers_ = {};
-    backwards_ = 0;
+    forwards_ = backwards_ = 0;
   }
   void restore() override {
-    backwards_ = 0;
+    forwards_ = backwards_ = 0;
     if (saved_buffers_.defined()) copy(std::exchange(saved_buffers_, {}), buffers());
     store_.zero_grad();
   }
@@ -407,9 +414,9 @@ class ModuleHooks final : public GradientSynchroniser, private Recoverable {
   bool has_shared_ = false;                   // whether parts were made in memory that ranks share, where there is such
   const bool may_be_cut_;
   std::unique_ptr<dp::DataParallel> pieces_;
-  int backwards_ = 0;       // since the last complete step of an elastic job
-  bool regroups_ = false;   // the group's ranks have connected anew
-  Tensor saved_buffers_{};  // as before this step, in an elastic job
+  int forwards_ = 0, backwards_ = 0;  // since the last complete step of an elastic job
+  bool regroups_ = false;             // the group's ranks have connected anew
+  Tensor saved_buffers_{};            // as before this step, in an elastic job
   nn::HookHandle at_begin_, on_ready_, at_end_;
 };
 
@@ -423,6 +430,8 @@ DistributedDataParallel::DistributedDataParallel(nn::Module& module, ProcessGrou
                       "gradient.");
   require<UsageError>(options.compare_parameters_every >= 0, "compare_parameters_every is ",
                       options.compare_parameters_every, ", expected 0 or more");
+  if (store.device().kind != DeviceKind::cpu) require_not_elastic("a model on a GPU");
+  if (!options.broadcast_buffers && range.buffers > 0) require_not_elastic("buffers without broadcast_buffers");
   if (options.comm_hook) require_not_elastic("a comm_hook");
   if (options.static_graph) require_not_elastic("static_graph");
   if (options.compare_parameters_every > 0) require_not_elastic("compare_parameters_every");
@@ -452,6 +461,7 @@ DistributedDataParallel::NoSync DistributedDataParallel::no_sync() {
 
 template <class T>
 T DistributedDataParallel::run(nn::Context& context, const T& input) const {
+  if (training()) hooks_->count_forward();
   RankWeights::Batch batch;
   if (grad_enabled()) batch = hooks_->batch_of(nn::first_tensor(input));
   const ScopedValue<BatchSums*> sums(context.batch_sums, &hooks_->sums());

@@ -65,7 +65,7 @@ ElasticGroup::ElasticGroup(std::unique_ptr<JobMemory> memory, int rank, ConnectG
 
 ElasticGroup::~ElasticGroup() {
   Recovery& recovery = Recovery::instance();
-  if (!is_dropped()) try {
+  if (!is_dropped() && !recovery.is_redo_due()) try {
       while (!member_.finish(generation_)) recover();
     } catch (const std::exception&) {  // the launcher sees a rank that ended before the others, or names the cause
     }
@@ -115,6 +115,7 @@ Work ElasticGroup::start(const Call& call) {
 
 /// Called where a collective has failed: rethrows unless a rank was lost.
 void ElasticGroup::void_if_lost() {
+  if (Recovery::instance().is_void()) return;
   if (!member_.await_loss(generation_, kLossPatience)) throw;
   Recovery::instance().set_void();
 }
@@ -124,7 +125,7 @@ std::unique_ptr<ProcessGroup> ElasticGroup::connect_subset(const Subset&) const 
 }
 
 void ElasticGroup::recover() {
-  Recovery::instance().restore();
+  if (Recovery::instance().in_step()) Recovery::instance().restore();
   while (!recover_once()) {
   }
 }
@@ -155,7 +156,9 @@ void ElasticGroup::exchange_state(const RecoveryPlan& plan) {
   inner_->broadcast(std::span(&bytes, 1), plan.source).wait();
   state.resize(static_cast<std::size_t>(bytes));
   inner_->broadcast(Buffer(state.data(), bytes, DType::u8), plan.source).wait();
-  if (std::exchange(joins_, false) || recovery.steps() != plan.step) recovery.take_state(state);
+  const bool takes = std::exchange(joins_, false) || recovery.steps() != plan.step;
+  if (takes) recovery.take_state(state);
+  recovery.set_redo_due(!takes && recovery.in_step());
   member_.commit(plan.step);
 }
 

@@ -23,6 +23,7 @@ constexpr std::chrono::milliseconds kMissedWake{20};
 struct alignas(64) RankLine {
   std::atomic<std::int64_t> committed;
   std::atomic<std::uint32_t> arrived, finished;  // for which generation, plus 1; 0: none
+  std::atomic<std::uint32_t> joined;
 };
 
 }  // namespace
@@ -80,6 +81,8 @@ std::int64_t JobMemory::committed(int rank) const { return memory_->of(rank).com
 
 bool JobMemory::ended() const { return memory_->ended(); }
 
+bool JobMemory::has_joined(int rank) const { return memory_->of(rank).joined.load() != 0; }
+
 JobArbiter::JobArbiter(JobMemory& memory, int ranks) : memory_(*memory.memory_) {
   require<UsageError>(ranks <= JobMemory::kMostRanks, "an elastic job has at most ", JobMemory::kMostRanks,
                       " ranks, got ", ranks);
@@ -108,6 +111,7 @@ bool JobArbiter::any_step() const {
 
 JobMember::JobMember(JobMemory& memory, int rank) : memory_(*memory.memory_), rank_(rank) {
   require<CommError>(rank < memory.ranks(), "rank ", rank, " of an elastic job of ", memory.ranks());
+  memory_.of(rank).joined.store(1);
 }
 
 std::uint32_t JobMember::generation() const { return memory_.generation(); }

@@ -41,6 +41,8 @@ class JobMemory {
   /// The last step that the rank has completed, or kNoState.
   std::int64_t committed(int rank) const;
   bool ended() const;
+  /// Whether the rank has made its JobMember.
+  bool has_joined(int rank) const;
 
  private:
   friend class JobArbiter;

@@ -163,17 +163,16 @@ class Job {
   }
 
   bool any_alive() {
-    bool any = false;
-    for (JobRank& rank : ranks_) any = !rank.process.look() || any;
-    any = look_for_losses() || any;
+    for (JobRank& rank : ranks_) rank.process.look();
+    look_for_losses();
     look_for_failures();
-    return any;
+    return std::any_of(ranks_.begin(), ranks_.end(), [](const JobRank& rank) { return !rank.process.ended(); });
   }
 
   /// Whether an ended process left no error that explains its end.
   bool is_lost(const JobRank& rank) const {
     if (rank.failed || !rank.process.ended()) return false;
-    if (rank.process.signal() == 0 && rank.process.exit_code() == 0) return !losses_->ended();
+    if (rank.process.signal() == 0 && rank.process.exit_code() == 0) return losses_->trains(rank.rank);
     const auto error = read_error_file(rank.error_file.path);
     return !error || error->by_signal;
   }
@@ -186,32 +185,32 @@ class Job {
     std::construct_at(&rank, std::move(fresh));
   }
 
-  /// In an elastic job, replaces what was lost, as far as it may be. Returns whether a process was started.
-  bool look_for_losses() {
-    if (!losses_ || sigterm_at_ || terminate_at_ || interrupted_ != 0) return false;
-    bool any = false;
+  /// In an elastic job, replaces what was lost, as far as it may be.
+  void look_for_losses() {
+    if (!losses_ || sigterm_at_ || terminate_at_ || interrupted_ != 0) return;
     for (JobRank& rank : ranks_) {
       if (!is_lost(rank)) continue;
       const std::string cause = message_of(rank);
       const JobLosses::Loss loss = losses_->lose(rank.rank);
-      if (loss == JobLosses::Loss::ends_job) break;
       if (loss == JobLosses::Loss::begins) return start_all_again(cause);
+      if (loss == JobLosses::Loss::ends_job) {  // also by a rank that has ended with exit code 0
+        rank.failed = true;
+        terminate_at_ = rank.when = rank.seen = Clock::now();
+        return;
+      }
       start_again(rank);
-      any = true;
       remark(concat(cause, " after step ", losses_->step(), "; another process replaces it"));
     }
-    return any;
   }
 
   /// Before the first step is complete there is nothing to lose.
-  bool start_all_again(const std::string& cause) {
+  void start_all_again(const std::string& cause) {
     send_all(SIGKILL);
     for (JobRank& rank : ranks_)
       while (!rank.process.look()) std::this_thread::sleep_for(kKilled);
     losses_->begin();
     for (JobRank& rank : ranks_) start_again(rank);
     remark(concat(cause, " before the first step; all ranks start again"));
-    return true;
   }
 
   void wait_for_events() {

@@ -41,7 +41,8 @@ JobLosses::Loss JobLosses::lose(int rank) {
     return end(concat("more than ", most_, " losses without ", kStepsBetween, " steps between any two"));
   if (step_ == 0) return Loss::begins;
   if (!arbiter_->lose(rank)) return end("all ranks had ended their training");
-  return arbiter_->any_step() ? Loss::replaced : end("no rank is left that has the state of the training");
+  if (arbiter_->any_step()) return Loss::replaced;
+  return step_ == 1 ? Loss::begins : end("no rank is left that has the state of the training");
 }
 
 JobLosses::Loss JobLosses::end(const std::string& reason) {

@@ -32,8 +32,8 @@ class JobLosses {
   const std::string& reason() const { return reason_; }
   /// The last step that any rank had completed when the last one was lost.
   std::int64_t step() const { return step_; }
-  /// Whether all ranks have ended their training.
-  bool ended() const { return job_->ended(); }
+  /// Whether a rank that ends now leaves the others in the midst of the training.
+  bool trains(int rank) const { return job_->has_joined(rank) && !job_->ended(); }
   /// Forgets the ranks, for others that begin from the start.
   void begin();
 

@@ -1,6 +1,7 @@
 #include "lib/base/recovery.h"
 
 #include <algorithm>
+#include <typeinfo>
 #include <utility>
 
 #include "lib/base/environment.h"
@@ -41,7 +42,8 @@ Recovery& Recovery::instance() {
 }
 
 void Recovery::set_group(Group group) {
-  require<UsageError>(!on_, "an elastic job has one process group of all ranks, but a second one is made");
+  require<UsageError>(!std::exchange(had_group_, true),
+                      "an elastic job has one process group of all ranks, but a second one is made");
   group_ = std::move(group);
   on_ = true;
 }
@@ -50,6 +52,11 @@ void Recovery::reset_group() {
   on_ = void_ = recovered_ = false;
   completed_ = true;
   group_ = {};
+}
+
+void Recovery::take_loader() {
+  require<UsageError>(!std::exchange(has_loader_, true),
+                      "an elastic job has one loader whose batches the ranks share, but a second one is made");
 }
 
 void Recovery::recover_if_void() {
@@ -61,7 +68,8 @@ void Recovery::recover_if_void() {
 void Recovery::begin_step() {
   if (!on_) return;
   recover_if_void();
-  void_ = recovered_ = completed_ = false;
+  void_ = recovered_ = completed_ = redo_due_ = false;
+  for (Recoverable* const object : objects_) object->begin_step();
 }
 
 void Recovery::complete_step() {
@@ -78,7 +86,13 @@ void Recovery::complete_step() {
 
 void Recovery::stream(StateStream& state) {
   state.value(steps_);
-  for (Recoverable* const object : objects_) object->stream(state);
+  for (Recoverable* const object : objects_) {
+    const std::uint64_t kind = typeid(*object).hash_code();
+    std::uint64_t given = kind;
+    state.value(given);
+    require<CommError>(given == kind, "the training of another rank has other objects, or made them in another order");
+    object->stream(state);
+  }
 }
 
 const std::vector<std::byte>& Recovery::state() {

@@ -43,6 +43,8 @@ class Recoverable {
   Recoverable(const Recoverable&) = delete;
   Recoverable& operator=(const Recoverable&) = delete;
 
+  /// A batch is delivered: what restore() goes back to.
+  virtual void begin_step() {}
   /// A step is complete: it will not be done again.
   virtual void complete_step() {}
   /// The step is done again: what it has changed beside parameters and optimizers is as it was.
@@ -70,6 +72,12 @@ inline constexpr const char* kReplacementVariable = "DUET_REPLACEMENT";
 class Recovery {
  public:
   static Recovery& instance();
+
+  /// Called by the one loader that ranks share. Throws UsageError for a second one.
+  void take_loader();
+  /// A step that this rank has left is to be done again: the loader has not delivered its batch yet.
+  bool is_redo_due() const { return redo_due_; }
+  void set_redo_due(bool due) { redo_due_ = due; }
 
   /// What the process group does: `complete` when a step is complete; `recover` agrees on the last complete step, with
   /// the ranks there are, and takes the state after it.
@@ -112,7 +120,8 @@ class Recovery {
   Recovery();
 
   const bool expected_;  // this process is a rank of an elastic job
-  bool on_ = false, void_ = false, recovered_ = false, completed_ = true;
+  bool on_ = false, void_ = false, recovered_ = false, completed_ = true, redo_due_ = false;
+  bool has_loader_ = false, had_group_ = false;
   std::int64_t steps_ = 0;  // complete ones
   std::int64_t recoveries_ = 0;
   Group group_;

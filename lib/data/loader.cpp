@@ -123,7 +123,10 @@ Loader::Loader(const Dataset& dataset, std::unique_ptr<BatchSampler> sampler, co
                       kMaxPrefetch, " batches a worker, got ", options.prefetch);
   require<UsageError>(options.workers == 0 || dataset.device().kind == DeviceKind::cpu, "the data set lies on ",
                       dataset.device(), ", so the loader takes no workers, got ", options.workers);
-  if (shared_) join();
+  if (shared_) {
+    Recovery::instance().take_loader();
+    join();
+  }
   if (!options.deferred) return;
   resident_ = dynamic_cast<const ResidentImages*>(&dataset);
   require<UsageError>(resident_ != nullptr, "a deferred loader reads a data set that lies on a device, as a whole");
@@ -134,6 +137,7 @@ Loader::~Loader() {
 }
 
 Position Loader::position() const {
+  if (shared_ && Recovery::instance().is_void()) return mark_;
   if (next_.has_value()) return *next_;
   if (step_ >= steps_) return {epoch_ + 1, 0};
   return {epoch_, step_ + staged_};
@@ -142,7 +146,7 @@ Position Loader::position() const {
 void Loader::set_position(const Position& position) {
   require<UsageError>(position.epoch >= 0 && 0 <= position.step && position.step <= steps_, "cannot go on in epoch ",
                       position.epoch, " after ", position.step, " steps: an epoch has ", steps_, " steps");
-  next_ = position;
+  next_ = mark_ = position;
   pass_.reset();
 }
 
@@ -155,6 +159,9 @@ Loader::Iterator Loader::begin() {
   step_ = begin_ = begin.step;
   if (shared_ && Recovery::instance().on()) {
     has_recovered();
+    require<UsageError>(!Recovery::instance().is_redo_due(),
+                        "a pass over the loader has ended within a step that an "
+                        "elastic job is to do again: leave it when a batch comes, not after its step");
     if (epoch_ <= mark_.epoch) go_to_mark();
   }
   if (options_.generator) options_.generator->random_int64();

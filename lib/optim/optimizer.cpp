@@ -64,7 +64,7 @@ nn::OptimizerState Optimizer::empty_state() const {
 
 void Optimizer::set_lr(float lr) {
   require<UsageError>(lr >= 0 && std::isfinite(lr), kind_, ": lr is ", lr, ", expected a number of 0 or more");
-  lr_ = lr;
+  if (!Recovery::instance().is_void()) lr_ = lr;
 }
 
 /// Whether all parameters have a gradient and were updated equally often.

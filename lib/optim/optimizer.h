@@ -53,6 +53,8 @@ class Optimizer : private Recoverable {
   virtual void update(const nn::UpdateRun& run, std::int64_t step, int share, int shares) const = 0;
 
  private:
+  void begin_step() override { lr_at_begin_ = lr_; }
+  void restore() override { lr_ = lr_at_begin_; }
   void stream(StateStream& state) override;
   bool in_step() const;
   void update_run(const nn::UpdateRun& run) const;
@@ -67,7 +69,7 @@ class Optimizer : private Recoverable {
   nn::FlatParameters& store_;
   nn::Residence::Hold held_;
   std::string kind_;
-  float lr_ = 0, initial_lr_;
+  float lr_ = 0, initial_lr_, lr_at_begin_ = 0;  // the last: of the step in flight of an elastic job
   std::vector<std::string> buffer_names_;
   bool counts_steps_;
   nn::OptimizerState state_;

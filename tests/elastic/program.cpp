@@ -1,7 +1,7 @@
 // A training of an elastic job, for the tests: prints a hash of parameters, buffers and the optimizer's state.
 //
 //   elastic_program cnn|plain|synchronised
-//   elastic_program no_sync|two_steps|two_backwards|whole_batches      loops that an elastic job refuses
+//   elastic_program no_sync|two_steps|two_forwards|whole_batches|breaks      loops that an elastic job refuses
 #include <array>
 #include <cstddef>
 #include <cstdint>
@@ -64,10 +64,11 @@ void train(const std::string& name) {
       if (name == "no_sync") static_cast<void>(net.no_sync());
       opt.zero_grad();
       ops::cross_entropy(net(samples), labels).backward();
-      if (name == "two_backwards") ops::cross_entropy(net(samples), labels).backward();
+      if (name == "two_forwards") ops::cross_entropy(net(samples), labels).backward();
       if (name == "two_steps") opt.step();
       optim::clip_grad_norm(*model, 1.0);
       opt.step();
+      if (name == "breaks" && samples.stamp().step == 4) break;
     }
     schedule.step();
   }

@@ -20,7 +20,8 @@ NETWORKS = ("cnn", "plain", "synchronised")
 LOST_ALL = ("no rank is left that has the state of the training", "all ranks had ended their training")
 REFUSED = {"no_sync": "no_sync(): an elastic job cannot do steps with it again",
            "two_steps": "a second step of an optimizer for one batch",
-           "two_backwards": "a second backward for one step of the optimizer",
+           "two_forwards": "a second forward in training mode for one step of the optimizer",
+           "breaks": "a pass over the loader has ended within a step that an elastic job is to do again",
            "whole_batches": "or one without a batch: an elastic job redoes steps, which begin with a batch of a loader that "
                             "ranks share"}
 LIMIT = 60  # seconds for a job
@@ -113,7 +114,8 @@ class Strikes:
     def run_refused(self):
         for loop, text in REFUSED.items():
             self.jobs += 1
-            wrong, _, errors = Job(command(self.options, loop, 2)).end()
+            fault = {"DUET_FAULT": "all_reduce:1:9:9"} if loop == "breaks" else {}  # in its last step, of two buckets each
+            wrong, _, errors = Job(command(self.options, loop, 2), **fault).end()
             if wrong != "exit code 1" or text not in errors:
                 self.failures += 1
                 print(f"{loop}: {wrong or 'no error'}, expected: {text}\n{errors[-2000:]}", flush=True)

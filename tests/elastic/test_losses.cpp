@@ -63,14 +63,15 @@ TEST_CASE("a job ends for all ranks or for none") {
   first.join();
   second.join();
   CHECK(ended == std::array{true, true});
-  CHECK(job.losses.ended());
+  CHECK(job.memory.ended());
+  CHECK_FALSE(job.losses.trains(0));
   CHECK(job.losses.lose(1) == Loss::ends_job);
   CHECK_THAT(job.losses.reason(), ContainsSubstring("all ranks had ended their training"));
 }
 
 TEST_CASE("before the first step all ranks begin again") {
-  Job job({0, 0, 0});
-  CHECK(job.losses.lose(1) == Loss::begins);
+  CHECK(Job({0, 0, 0}).losses.lose(1) == Loss::begins);
+  CHECK(Job({1, 0, 0}).losses.lose(0) == Loss::begins);  // who had the first is lost
 }
 
 TEST_CASE("a job ends when no rank has the state any more") {
