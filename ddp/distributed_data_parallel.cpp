@@ -415,7 +415,7 @@ class ModuleHooks final : public GradientSynchroniser, private Recoverable {
   const bool may_be_cut_;
   std::unique_ptr<dp::DataParallel> pieces_;
   int forwards_ = 0, backwards_ = 0;  // since the last complete step of an elastic job
-  bool regroups_ = false;             // the group's ranks have connected anew
+  bool regroups_ = false;             // the ranks have a new process group
   Tensor saved_buffers_{};            // as before this step, in an elastic job
   nn::HookHandle at_begin_, on_ready_, at_end_;
 };

@@ -6,8 +6,10 @@
 #include <exception>
 #include <optional>
 #include <span>
+#include <string>
 #include <thread>
 #include <utility>
+#include <vector>
 
 #include "ddp/connect.h"
 #include "ddp/store/file_store.h"

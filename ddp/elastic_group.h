@@ -2,11 +2,10 @@
 // the old one, and the step in flight is done again.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <memory>
-#include <string>
-#include <vector>
 
 #include "ddp/group/process_group.h"
 #include "ddp/launch/job_memory.h"

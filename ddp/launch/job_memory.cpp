@@ -75,8 +75,6 @@ int JobMemory::ranks() const {
   return static_cast<int>(ranks);
 }
 
-std::uint32_t JobMemory::generation() const { return memory_->generation(); }
-
 std::int64_t JobMemory::committed(int rank) const { return memory_->of(rank).committed.load(); }
 
 bool JobMemory::ended() const { return memory_->ended(); }
@@ -128,7 +126,7 @@ std::uint32_t JobMember::arrive() {
 
 /// All who have arrived see the same steps, as these change in groups only: which rank publishes makes no difference.
 void JobMember::publish_plan(std::uint32_t generation) {
-  RecoveryPlan plan{.generation = generation, .step = JobMemory::kNoState};
+  RecoveryPlan plan{.step = JobMemory::kNoState};
   for (int rank = 0; rank < static_cast<int>(memory_.ranks.load()); ++rank) {
     const std::int64_t committed = memory_.of(rank).committed.load();
     if (committed <= plan.step) continue;
@@ -150,7 +148,7 @@ std::optional<RecoveryPlan> JobMember::await_plan(std::uint32_t generation) {
     if (memory_.planned.load() != generation + 1 && memory_.all(&RankLine::arrived, generation))
       publish_plan(generation);
     if (memory_.planned.load() == generation + 1) {
-      const RecoveryPlan plan{generation, memory_.plan(generation).step.load(), memory_.plan(generation).source.load()};
+      const RecoveryPlan plan{memory_.plan(generation).step.load(), memory_.plan(generation).source.load()};
       if (!is_behind(generation)) return plan;
     }
     if (is_behind(generation)) return {};

@@ -5,8 +5,6 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
-#include <functional>
-#include <memory>
 #include <optional>
 #include <string>
 
@@ -16,7 +14,6 @@ namespace duet::ddp {
 
 /// The step after which the ranks of a generation go on.
 struct RecoveryPlan {
-  std::uint32_t generation = 0;
   std::int64_t step = 0;  // complete ones
   int source = 0;         // a rank with the state after it
 };
@@ -37,7 +34,6 @@ class JobMemory {
 
   /// Throws CommError for a number that cannot be one.
   int ranks() const;
-  std::uint32_t generation() const;
   /// The last step that the rank has completed, or kNoState.
   std::int64_t committed(int rank) const;
   bool ended() const;

@@ -1,6 +1,7 @@
 #include "lib/base/recovery.h"
 
 #include <algorithm>
+#include <cstring>
 #include <typeinfo>
 #include <utility>
 

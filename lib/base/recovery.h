@@ -3,7 +3,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <cstring>
 #include <functional>
 #include <span>
 #include <utility>
@@ -49,7 +48,7 @@ class Recoverable {
   virtual void complete_step() {}
   /// The step is done again: what it has changed beside parameters and optimizers is as it was.
   virtual void restore() {}
-  /// The process group's ranks have connected anew: memory that they share is other memory.
+  /// The ranks have a new process group: memory that they share is other memory.
   virtual void regroup() {}
   /// The state after the last complete step.
   virtual void stream(StateStream& state) = 0;

@@ -27,8 +27,8 @@ enum class Mistake {
   commit_before_sums,    // a step counts when its last bucket is sent
 };
 
-/// Where the process of a rank is. What nobody else sees is not a state of its own: a rank that dies between its last
-/// sum and its commit is one that died before that sum.
+/// Where the process of a rank is. What no other process can observe is not a state of its own: a rank that dies
+/// between its last sum and its commit is one that died before that sum.
 enum class At : std::uint8_t {
   dead,      // and the arbiter has not seen it
   starting,  // runs main() from the top, up to its first training step

@@ -62,7 +62,7 @@ class Search {
     }
   }
 
-  /// An end can be reached from everywhere without a death: nobody waits for ever.
+  /// An end can be reached from every state without a death, so no wait lasts for ever.
   void check_ends() {
     std::vector<char> reaches(states_.size());
     std::vector<std::uint32_t> open;
