@@ -440,6 +440,7 @@ DistributedDataParallel::DistributedDataParallel(nn::Module& module, ProcessGrou
                          .subspan(static_cast<std::size_t>(range.first_slot), static_cast<std::size_t>(range.slots));
   const bool joins = Recovery::instance().is_void();  // then it gets all of this with the first step
   if (!joins) {
+    const Recovery::InState in_state;
     require_same_model(group_, descriptions_of(slots));
     group_.broadcast(written_values(store, range)).wait();
     std::uint64_t& seed = module_.context().seed;  // dropout's key, of rows that ranks number alike
@@ -447,7 +448,9 @@ DistributedDataParallel::DistributedDataParallel(nn::Module& module, ProcessGrou
   }
   share_gradients(store, range, group_);
   hooks_ = std::make_unique<ModuleHooks>(module_, group_, options);
-  if (!joins) hooks_->broadcast_buffers(module_.context(), 0);
+  if (joins) return;
+  const Recovery::InState in_state;
+  hooks_->broadcast_buffers(module_.context(), 0);
 }
 
 DistributedDataParallel::~DistributedDataParallel() = default;

@@ -291,6 +291,11 @@ void add_train(CLI::App& app, TrainOptions& options) {
          "--compare-every", options.compare_every,
          "ddp: compare hashes of all ranks' parameters in every K-th step, besides every epoch's end; 0: do not")
       ->check(in_range(0));
+  app.add_flag("--elastic", options.elastic,
+               "ddp: replace a rank that is lost and do the step in flight again: the run ends with the same bits");
+  app.add_option("--max-failures", options.max_failures,
+                 "so many losses without 100 steps between any two end an elastic run with the next")
+      ->check(in_range(0));
   app.add_option("--trace", options.trace,
                  "file for a trace of every step of all ranks and replicas, for ui.perfetto.dev or chrome://tracing");
   app.add_option("--step-times", options.step_times,
@@ -357,6 +362,21 @@ std::string why_no_graph(const TrainOptions& options, std::string carrier, std::
   return "";
 }
 
+/// Throws UsageError for what the ranks of an elastic job could not do again.
+void check_elastic(const TrainOptions& options) {
+  const bool is_shared = options.backend == "auto" || options.backend == "shm";
+  const char* const other = options.mode != Mode::ddp           ? "--mode ddp"
+                            : options.devices < 2               ? "--devices 2 or more"
+                            : options.device != DeviceKind::cpu ? "--device cpu"
+                            : options.workers != "process"      ? "--workers process"
+                            : !is_shared                        ? "--backend shm or auto"
+                            : options.compat != Compat::duet    ? "--compat duet"
+                            : options.compare_every != 0        ? "--compare-every 0"
+                            : !options.bursts.empty()           ? "a training of its own"
+                                                                : nullptr;
+  require<UsageError>(other == nullptr, "--elastic needs ", other == nullptr ? "" : other);
+}
+
 void check(const TrainOptions& options) {
   check_training(options);
   check_devices(options.devices, options.batch);
@@ -376,6 +396,7 @@ void check(const TrainOptions& options) {
                       name(options.mode));
   require<UsageError>(!options.sync_bn || options.mode != Mode::averaging,
                       "--sync-bn is for modes single, dp and ddp, not averaging, whose ranks share gradients alone");
+  if (options.elastic) check_elastic(options);
   const std::string no_graph = why_no_graph(options);
   require<UsageError>(options.graph != "on" || no_graph.empty(), "--graph on: ", no_graph);
   const bool several_gpus = options.mode == Mode::dp && options.device == DeviceKind::cuda && options.devices > 1;

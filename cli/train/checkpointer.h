@@ -6,6 +6,7 @@
 #include <string>
 
 #include "cli/train/setup.h"
+#include "lib/base/recovery.h"
 #include "lib/io/checkpoint.h"
 #include "lib/io/folder.h"
 #include "lib/position.h"
@@ -29,6 +30,8 @@ class Checkpointer {
   /// Writes a checkpoint into --checkpoint, else into the folder of --resume, where either is given. `accuracy` (0..1)
   /// is that of the last finished epoch.
   void save(const data::Position& position, double accuracy);
+  /// What rank 0 knows of the checkpoints before the next one, for a process that replaces it.
+  void stream(StateStream& state);
   /// Whether any rank writes checkpoints.
   bool writes() const { return !folder_.empty(); }
   /// Whether one is due at a position within an epoch; the last step of an epoch leaves it to the epoch's end.

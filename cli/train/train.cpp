@@ -53,7 +53,9 @@ std::vector<Device> devices_of(const TrainOptions& options, const ddp::ProcessGr
 }
 
 /// Whether a person wants to read what is trained on what.
-bool tells(const TrainOptions& options) { return options.progress.empty() && !options.quiet; }
+bool tells(const TrainOptions& options) {
+  return options.progress.empty() && !options.quiet && !Recovery::instance().replaces();
+}
 
 /// "device: cuda:0.0 cuda:0.1 (simulated GPU, ...), 2 logical devices on 1 GPU, precision tf32; steps as CUDA graphs".
 void say_devices(const TrainOptions& options, const std::vector<Device>& devices, const std::string& no_graph) {
@@ -191,12 +193,15 @@ int train_in_ranks(TrainOptions options) {
                       ", but the launcher started ", launched, " ranks");
   require<UsageError>(options.backend != "mpi" || ddp::is_launched_rank(), kNeedsMpirun);
   options.devices = launched;
+  options.elastic = options.elastic || Recovery::instance().expected();
   if (options.verbose && ddp::is_launched_rank())
     std::fprintf(stderr, "duet: %s\n", ddp::describe(ddp::resolve_rank()).c_str());
   check(options);
   ProgressRelay progress(options);
   ddp::LaunchOptions launching = progress.launch_options();
   launching.interrupt_grace = kInterruptGrace;
+  launching.elastic = options.elastic;
+  launching.max_failures = options.max_failures;
   int own_code = 0;
   const int code = ddp::spawn(
       [&](int) {
@@ -263,9 +268,6 @@ void require_files(const TrainOptions& options) {
 }  // namespace
 
 int run(const TrainOptions& options, const std::string&) {
-  require<UsageError>(!Recovery::instance().expected(),
-                      "duet train cannot be a rank of an elastic job: what it counts "
-                      "of its steps is not given to a rank that replaces a lost one");
   if (!options.libtorch.empty()) return serve_script_bursts(options);
   started_ns();  // the first call, before anything that takes time
   if (!options.port_range.empty()) setenv(ddp::kPortRangeVariable, options.port_range.c_str(), 1);

@@ -116,7 +116,8 @@ Loader::Loader(const Dataset& dataset, std::unique_ptr<BatchSampler> sampler, co
       batch_shape_(with_rows(dataset.sample_shape())),
       steps_(sampler_->steps()),
       data_hash_(dataset.data_hash()),
-      shared_(Recovery::instance().expected() && steps_ > 0 && sampler_->step(0).shards > 1) {
+      shared_(Recovery::instance().expected() && !Recovery::instance().in_unit() && steps_ > 0 &&
+              sampler_->step(0).shards > 1) {
   require<UsageError>(0 <= options.workers && options.workers <= kMaxWorkers, "the loader takes 0 to ", kMaxWorkers,
                       " workers, got ", options.workers);
   require<UsageError>(1 <= options.prefetch && options.prefetch <= kMaxPrefetch, "the loader prefetches 1 to ",
