@@ -30,7 +30,9 @@ class Checkpointer {
   /// Writes a checkpoint into --checkpoint, else into the folder of --resume, where either is given. `accuracy` (0..1)
   /// is that of the last finished epoch.
   void save(const data::Position& position, double accuracy);
-  /// What rank 0 knows of the checkpoints before the next one, for a process that replaces it.
+  /// What rank 0 knows of the checkpoints before the next one, for a process that replaces it: so all ranks use its
+  /// series.
+  std::string& series() { return series_; }
   void stream(StateStream& state);
   /// Whether any rank writes checkpoints.
   bool writes() const { return !folder_.empty(); }

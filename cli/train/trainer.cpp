@@ -152,6 +152,8 @@ class Trainer : private Recoverable {
     const CheckFinite check_finite(options_.check_finite);
     position_ = checkpointer_.resume();
     warn_of_rows();
+    if (Recovery::instance().on())
+      checkpointer_.series() = ddp::all_gather_texts(group_, checkpointer_.series()).front();
     const std::int64_t steps = setup_.loader->steps();
     if (options_.untrained) {
       if (!options_.weights.empty()) take_weights();

@@ -8,15 +8,20 @@
 A job in which all ranks that had the state of the training were struck may end with an error that says so.
 """
 import argparse
+import hashlib
 import itertools
+import json
 import os
 import random
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 
 NETWORKS = ("cnn", "plain", "synchronised")
+TRAINED = {"trained_cnn": ("--model", "simple_cnn", "--optimizer", "adamw"),  # by duet train
+           "trained_linear": ("--model", "linear", "--loader-workers", "1")}
 LOST_ALL = ("no rank is left that has the state of the training", "all ranks had ended their training")
 REFUSED = {"no_sync": "no_sync(): an elastic job cannot do steps with it again",
            "two_steps": "a second step of an optimizer for one batch",
@@ -27,14 +32,36 @@ REFUSED = {"no_sync": "no_sync(): an elastic job cannot do steps with it again",
 LIMIT = 60  # seconds for a job
 
 
-def command(options, network, ranks):
-    return [options.duet, "launch", "-n", str(ranks), "--elastic", "--max-failures", "50", "--stop-limit", "0.5", "--",
-            options.program, network]
+def command(options, network, ranks, folder):
+    """The program, or a training whose files are in the folder."""
+    launch = [options.duet, "launch", "-n", str(ranks), "--elastic", "--max-failures", "50", "--stop-limit", "0.5", "--"]
+    if network not in TRAINED:
+        return launch + [options.program, network]
+    return launch + [options.duet, "train", "--mode", "ddp", "--data", "synthetic", "--train-images", "240", "--test-images",
+                     "60", "--batch", "24", "--epochs", "3", *TRAINED[network],
+                     "--result", f"{folder}/result.json", "--fingerprints", f"{folder}/fingerprints",
+                     "--checkpoint", f"{folder}/checkpoints", "--checkpoint-every", "7"]
 
 
-def hash_of(output):
-    lines = [line for line in output.splitlines() if line.startswith("state: ")]
-    return lines[-1] if lines else "no hash"
+def sha256(text):
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def state_of(network, output, folder):
+    """What must not depend on losses."""
+    if network not in TRAINED:
+        lines = [line for line in output.splitlines() if line.startswith("state: ")]
+        return lines[-1] if lines else "no hash"
+    try:
+        with open(f"{folder}/result.json", encoding="ascii") as file:
+            result = json.load(file)
+        with open(f"{folder}/fingerprints", encoding="ascii") as file:
+            steps = file.read()
+    except OSError as error:
+        return str(error)
+    names = sorted(name for name in os.listdir(f"{folder}/checkpoints") if not name.startswith("."))
+    losses = [*result["train_loss"], *result["test_accuracy"]]
+    return f"sha256 {result['parameters_sha256']}, of losses and steps {sha256(f'{losses}{steps}')}, {names}"
 
 
 class Job:
@@ -77,22 +104,27 @@ class Strikes:
         self.expected = {}
         self.jobs = self.failures = self.lost = self.strikes = 0
 
+    def job(self, network, ranks, strike, **environment):
+        """What is wrong with a job's end, its state, and its errors."""
+        with tempfile.TemporaryDirectory() as folder:
+            job = Job(command(self.options, network, ranks, folder), **environment)
+            strike(job)
+            wrong, output, errors = job.end()
+            return wrong, state_of(network, output, folder), errors
+
     def run(self, what, network, ranks, strike, **environment):
         key = (network, ranks if network == "plain" else "any number")
         if key not in self.expected:
-            wrong, output, errors = Job(command(self.options, network, ranks)).end()
+            wrong, self.expected[key], errors = self.job(network, ranks, lambda job: None)
             if wrong:
                 sys.exit(f"undisturbed, {network}: {wrong}\n{errors}")
-            self.expected[key] = hash_of(output)
-        job = Job(command(self.options, network, ranks), **environment)
-        strike(job)
-        wrong, output, errors = job.end()
+        wrong, state, errors = self.job(network, ranks, strike, **environment)
         self.jobs += 1
         if wrong and any(text in errors for text in LOST_ALL):
             self.lost += 1
             return
-        if not wrong and hash_of(output) != self.expected[key]:
-            wrong = f"{hash_of(output)}, expected {self.expected[key]}"
+        if not wrong and state != self.expected[key]:
+            wrong = f"{state}, expected {self.expected[key]}"
         if not wrong and "DUET_FAULT" in environment and "is struck at" not in errors:
             wrong = "was not struck"
         if wrong:
@@ -111,11 +143,18 @@ class Strikes:
                 fault = f"{point}:{rank}:{times}:{int(number)}"
                 self.run(f"DUET_FAULT={fault}, {network}", network, 3, lambda job: None, DUET_FAULT=fault)
 
+        points = [("input", 9), ("forward", 1), ("forward", 12), ("backward", 10), ("update", 20), ("evaluation", 1),
+                  ("checkpoint", 1), ("checkpoint", 4), ("end", 1)]
+        for i, ((point, times), rank) in enumerate(itertools.product(points, ranks)):
+            network, number = list(TRAINED)[(i // 3 + rank) % 2], signals[(i + i // 3) % 3]
+            fault = f"{point}:{rank}:{times}:{int(number)}"
+            self.run(f"DUET_FAULT={fault}, {network}", network, 3, lambda job: None, DUET_FAULT=fault)
+
     def run_refused(self):
         for loop, text in REFUSED.items():
             self.jobs += 1
             fault = {"DUET_FAULT": "all_reduce:1:9:9"} if loop == "breaks" else {}  # in its last step, of two buckets each
-            wrong, _, errors = Job(command(self.options, loop, 2), **fault).end()
+            wrong, _, errors = Job(command(self.options, loop, 2, None), **fault).end()
             if wrong != "exit code 1" or text not in errors:
                 self.failures += 1
                 print(f"{loop}: {wrong or 'no error'}, expected: {text}\n{errors[-2000:]}", flush=True)
@@ -123,7 +162,7 @@ class Strikes:
     def run_random(self, count, seed):
         for number in range(seed, seed + count):
             draw = random.Random(number)
-            network, ranks = draw.choice(NETWORKS), draw.choice((2, 3, 4))
+            network, ranks = draw.choice(NETWORKS + tuple(TRAINED)), draw.choice((2, 3, 4))
             delay = f"all_reduce:*:{draw.choice((0, 1000, 4000))}"
             done = []
 
