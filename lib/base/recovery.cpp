@@ -70,15 +70,32 @@ void Recovery::take_loader() {
                       "an elastic job has one loader whose batches the ranks share, but a second one is made");
 }
 
+void Recovery::require_no_redo() const {
+  require<UsageError>(!redo_due_,
+                      "a pass over the loader has ended within a step that an elastic job is to do again: leave it when "
+                      "a batch comes, not after its step");
+}
+
 void Recovery::recover_if_void() {
   if (!void_ || std::exchange(recovered_, true)) return;
   ++recoveries_;
   group_.recover();
 }
 
-void Recovery::begin_step() {
+void Recovery::begin_batch() {
   if (!on_) return;
   recover_if_void();
+  ++batches_;
+  if (completed_ || void_) begin_attempt();
+}
+
+void Recovery::end_pass() {
+  completed_ = true;
+  ++passes_;
+}
+
+void Recovery::begin_attempt() {
+  forward_ = false;
   void_ = recovered_ = completed_ = redo_due_ = false;
   for (Recoverable* const object : objects_) object->begin_step();
 }
@@ -94,7 +111,7 @@ void Recovery::complete_step() {
 
 void Recovery::commit(std::int64_t commits) {
   completed_ = true;
-  is_kept_ = false;
+  is_kept_ = forward_ = false;
   commits_ = commits;
   for (Recoverable* const object : objects_) object->complete_step();
   group_.complete(commits_);
@@ -107,7 +124,8 @@ void Recovery::join_training() {
 
 void Recovery::run_unit(FunctionRef<void()> body) {
   if (!on_) return body();
-  require<UsageError>(completed_ && !in_unit_, "a unit of an elastic job within a step, or within another one");
+  require_no_redo();
+  require<UsageError>(!forward_ && !in_unit_, "a unit of an elastic job within a step, or within another one");
   if (++own_units_ <= units_) return;  // done before this process had the rank's number
   do {
     recover_if_void();
@@ -123,8 +141,7 @@ void Recovery::run_unit(FunctionRef<void()> body) {
 
 /// Runs the body of a unit once; false where a rank was lost in it.
 bool Recovery::attempt(FunctionRef<void()> body) {
-  void_ = recovered_ = completed_ = redo_due_ = false;
-  for (Recoverable* const object : objects_) object->begin_step();
+  begin_attempt();
   const ScopedValue<bool> in_unit(in_unit_, true);
   try {
     body();

@@ -54,7 +54,7 @@ class Recoverable {
   Recoverable(const Recoverable&) = delete;
   Recoverable& operator=(const Recoverable&) = delete;
 
-  /// A batch is delivered: what restore() goes back to.
+  /// The first batch of a step is delivered, or a unit begins: what restore() goes back to.
   virtual void begin_step() {}
   /// A step is complete: it will not be done again.
   virtual void complete_step() {}
@@ -88,6 +88,8 @@ class Recovery {
   void take_loader();
   /// A step that this rank has left is to be done again: the loader has not delivered its batch yet.
   bool is_redo_due() const { return redo_due_; }
+  /// Throws UsageError if so: the program has left the pass, or trains no more.
+  void require_no_redo() const;
   void set_redo_due(bool due) { redo_due_ = due; }
 
   /// What the process group does: `complete` when a step or unit is complete; `recover` agrees on the last complete
@@ -112,10 +114,15 @@ class Recovery {
   void set_void() { void_ = true; }
   /// Brings this rank to the last step that is complete on any: at the end of a backward, and before the next batch.
   void recover_if_void();
-  /// The loader is about to deliver a batch; the step is no longer void.
-  void begin_step();
+  /// The model has gone forward: the step is to have an update.
+  void note_forward() { forward_ = true; }
+  /// The loader is about to deliver a batch, the first of a step or one more; the step is no longer void.
+  void begin_batch();
   /// A pass of the loader has ended: what the program does now is not part of a step.
-  void end_pass() { completed_ = true; }
+  void end_pass();
+  /// How many batches were delivered, and passes ended.
+  std::int64_t batches() const { return batches_; }
+  std::int64_t passes() const { return passes_; }
   /// The parameters are updated. Throws UsageError for a second time in a step.
   void complete_step();
   /// See elastic::unit() in lib/elastic.h.
@@ -152,6 +159,7 @@ class Recovery {
   friend class Recoverable;
   void stream(StateStream& state);
   void commit(std::int64_t commits);
+  void begin_attempt();
   bool attempt(FunctionRef<void()> body);
 
   Recovery();
@@ -159,8 +167,8 @@ class Recovery {
   const bool expected_;  // this process is a rank of an elastic job
   const bool replaces_;
   bool on_ = false, void_ = false, recovered_ = false, completed_ = true, redo_due_ = false;
-  bool has_loader_ = false, had_group_ = false, in_unit_ = false, in_state_ = false;
-  std::int64_t commits_ = 0;
+  bool has_loader_ = false, had_group_ = false, in_unit_ = false, in_state_ = false, forward_ = false;
+  std::int64_t commits_ = 0, batches_ = 0, passes_ = 0;
   std::int64_t units_ = 0;      // complete ones of the training
   std::int64_t own_units_ = 0;  // that this process has come to
   std::int64_t recoveries_ = 0;

@@ -160,9 +160,7 @@ Loader::Iterator Loader::begin() {
   step_ = begin_ = begin.step;
   if (shared_ && Recovery::instance().on()) {
     has_recovered();
-    require<UsageError>(!Recovery::instance().is_redo_due(),
-                        "a pass over the loader has ended within a step that an "
-                        "elastic job is to do again: leave it when a batch comes, not after its step");
+    Recovery::instance().require_no_redo();
     if (epoch_ <= mark_.epoch) go_to_mark();
   }
   if (options_.generator) options_.generator->random_int64();
@@ -220,7 +218,7 @@ void Loader::produce() {
     return;
   }
   if (shared_) {
-    Recovery::instance().begin_step();
+    Recovery::instance().begin_batch();
     delivered_ = true;
   }
   if (resident_ != nullptr) {

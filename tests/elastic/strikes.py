@@ -19,13 +19,13 @@ import sys
 import tempfile
 import time
 
-NETWORKS = ("cnn", "plain", "synchronised")
+NETWORKS = ("cnn", "plain", "synchronised", "accumulated")
 TRAINED = {"trained_cnn": ("--model", "simple_cnn", "--optimizer", "adamw"),  # by duet train
            "trained_linear": ("--model", "linear", "--loader-workers", "1")}
 LOST_ALL = ("no rank is left that has the state of the training", "all ranks had ended their training")
-REFUSED = {"no_sync": "no_sync(): an elastic job cannot do steps with it again",
+REFUSED = {"crossing": "gradients of a pass over the loader are accumulated in the next one",
            "two_steps": "a second step of an optimizer for one batch",
-           "two_forwards": "a second forward in training mode for one step of the optimizer",
+           "two_forwards": "a second forward in training mode of one batch",
            "breaks": "a pass over the loader has ended within a step that an elastic job is to do again",
            "whole_batches": "or one without a batch: an elastic job redoes steps, which begin with a batch of a loader that "
                             "ranks share"}
@@ -38,7 +38,7 @@ def command(options, network, ranks, folder):
     if network not in TRAINED:
         return launch + [options.program, network]
     return launch + [options.duet, "train", "--mode", "ddp", "--data", "synthetic", "--train-images", "240", "--test-images",
-                     "60", "--batch", "24", "--epochs", "3", *TRAINED[network],
+                     "60", "--batch", "24", "--epochs", "3", "--blocks", "8", *TRAINED[network],
                      "--result", f"{folder}/result.json", "--fingerprints", f"{folder}/fingerprints",
                      "--checkpoint", f"{folder}/checkpoints", "--checkpoint-every", "7"]
 
@@ -132,14 +132,14 @@ class Strikes:
             print(f"{what}: {wrong}\n{errors[-2000:]}", flush=True)
 
     def run_points(self):
-        points = [("all_reduce", 1), ("all_reduce", 2), ("all_reduce", 20), ("collective", 5), ("collective", 25),
-                  ("collective", 40), ("init", 1)]
+        points = [("all_reduce", 1), ("all_reduce", 2), ("all_reduce", 15), ("collective", 5), ("collective", 15),
+                  ("collective", 25), ("init", 1)]
         signals = (signal.SIGKILL, signal.SIGSTOP, signal.SIGSEGV)
         ranks = (0, 1, 2)
         # Each pair of (point, rank), (point, network), (rank, signal)... is met.
         for i, ((point, times), rank) in enumerate(itertools.product(points, ranks)):
             for j in range(2):
-                network, number = NETWORKS[(i + j) % 3], signals[(i // 3 + j) % 3]
+                network, number = NETWORKS[(i + j) % 4], signals[(i // 3 + j) % 3]
                 fault = f"{point}:{rank}:{times}:{int(number)}"
                 self.run(f"DUET_FAULT={fault}, {network}", network, 3, lambda job: None, DUET_FAULT=fault)
 
