@@ -186,7 +186,9 @@ void add_launch(CLI::App& app, LaunchOptions& options) {
               "less than ten times the median of a rank's last 15 steps");
   add_seconds(app, "--grace", options.job.grace, 0, "seconds from SIGTERM to SIGKILL when a job is ended");
   add_seconds(app, both("--stop-limit"), options.job.stop_limit, 0,
-              "seconds that a rank may be stopped (SIGSTOP) before the job ends");
+              "seconds that a rank may be stopped (SIGSTOP) before the job ends, or an elastic one replaces it");
+  add_seconds(app, both("--replace-timeout"), options.job.replace_timeout, 0.001,
+              "seconds after a loss within which all ranks of an elastic job must have come together again");
   app.add_flag("--verbose", options.job.verbose,
                "also print each rank's cores and folder, and who has joined from where");
   app.add_option("command", options.job.command, "program and its arguments, after --")

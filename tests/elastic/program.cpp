@@ -2,6 +2,11 @@
 //
 //   elastic_program cnn|plain|synchronised
 //   elastic_program no_sync|two_steps|two_forwards|whole_batches|breaks      loops that an elastic job refuses
+//   elastic_program kills      step 5 kills rank 1, whichever process has its number
+//   elastic_program absent     a process that replaces a lost one does not join the others
+#include <signal.h>
+#include <unistd.h>
+
 #include <array>
 #include <cstddef>
 #include <cstdint>
@@ -14,6 +19,9 @@
 #include "ddp/distributed_data_parallel.h"
 #include "ddp/init.h"
 #include "ddp/launch/launch.h"
+#include "lib/autograd/variable.h"
+#include "lib/base/environment.h"
+#include "lib/base/recovery.h"
 #include "lib/base/sha256.h"
 #include "lib/data/dataset.h"
 #include "lib/data/loader.h"
@@ -45,6 +53,7 @@ std::unique_ptr<nn::Module> make_network(const std::string& name) {
 }
 
 void train(const std::string& name) {
+  while (name == "absent" && environment_variable(kReplacementVariable) != "0") ::pause();
   const data::ImageDataset images = data::draw_digits(1, 200);
   const auto model = make_network(name);
   const auto group = ddp::init_process_group();
@@ -63,7 +72,9 @@ void train(const std::string& name) {
     for (auto& [samples, labels] : loader) {
       if (name == "no_sync") static_cast<void>(net.no_sync());
       opt.zero_grad();
-      ops::cross_entropy(net(samples), labels).backward();
+      const Variable output = net(samples);
+      if (name == "kills" && samples.stamp().step == 5 && group->rank() == 1) ::raise(SIGSEGV);
+      ops::cross_entropy(output, labels).backward();
       if (name == "two_forwards") ops::cross_entropy(net(samples), labels).backward();
       if (name == "two_steps") opt.step();
       optim::clip_grad_norm(*model, 1.0);

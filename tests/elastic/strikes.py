@@ -1,16 +1,18 @@
 #!/usr/bin/env python3
 """Ranks of elastic jobs are struck, and the jobs end with the bits of undisturbed ones.
 
-    strikes.py DUET PROGRAM                            each fault point and rank with signals and networks in turn, and
-                                                       loops that are refused
+    strikes.py DUET PROGRAM                            each fault point and rank with signals and networks in turn,
+                                                       loops that are refused, and jobs that end after a loss
     strikes.py DUET PROGRAM --random N [--seed S]      N jobs, struck at random times; prints one line for each failure
 
-A job in which all ranks that had the state of the training were struck may end with an error that says so.
+A job in which all ranks that had the state of the training were struck may end with an error that says so; so may one
+in which the same rank was struck twice within a step.
 """
 import argparse
 import itertools
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -24,12 +26,20 @@ REFUSED = {"no_sync": "no_sync(): an elastic job cannot do steps with it again",
            "breaks": "a pass over the loader has ended within a step that an elastic job is to do again",
            "whole_batches": "or one without a batch: an elastic job redoes steps, which begin with a batch of a loader that "
                             "ranks share"}
+KILLED_TWICE = "has killed rank {} twice: its rows of the batch may be the cause"
+# What is said of the first loss, and of the end.
+ENDED = {("kills", "10"): ("rank 1 was killed by signal 11 (SIGSEGV) after step 5; another process replaces it",
+                           "rank 1 was killed by signal 11 (SIGSEGV); step 6 " + KILLED_TWICE.format(1)),
+         ("absent", "0.5"): ("; another process replaces it",
+                             "rank 1's new process has not joined within 0.5 s after the last loss")}
+STOPPED = "was stopped by a signal for more than 500 ms"
+REPLACED = r"rank (\d+) is replaced after \d+ ms; step (\d+) is done again"
 LIMIT = 60  # seconds for a job
 
 
-def command(options, network, ranks):
-    return [options.duet, "launch", "-n", str(ranks), "--elastic", "--max-failures", "50", "--stop-limit", "0.5", "--",
-            options.program, network]
+def command(options, network, ranks, replace_timeout="60"):
+    return [options.duet, "launch", "-n", str(ranks), "--elastic", "--max-failures", "50", "--stop-limit", "0.5",
+            "--replace-timeout", replace_timeout, "--", options.program, network]
 
 
 def hash_of(output):
@@ -78,6 +88,7 @@ class Strikes:
         self.jobs = self.failures = self.lost = self.strikes = 0
 
     def run(self, what, network, ranks, strike, **environment):
+        """strike(job) returns the ranks that it has struck."""
         key = (network, ranks if network == "plain" else "any number")
         if key not in self.expected:
             wrong, output, errors = Job(command(self.options, network, ranks)).end()
@@ -85,16 +96,21 @@ class Strikes:
                 sys.exit(f"undisturbed, {network}: {wrong}\n{errors}")
             self.expected[key] = hash_of(output)
         job = Job(command(self.options, network, ranks), **environment)
-        strike(job)
+        struck = strike(job)
         wrong, output, errors = job.end()
         self.jobs += 1
-        if wrong and any(text in errors for text in LOST_ALL):
+        twice = {KILLED_TWICE.format(rank) for rank in struck if struck.count(rank) > 1}
+        if wrong and any(text in errors for text in (*LOST_ALL, *twice)):
             self.lost += 1
             return
         if not wrong and hash_of(output) != self.expected[key]:
             wrong = f"{hash_of(output)}, expected {self.expected[key]}"
         if not wrong and "DUET_FAULT" in environment and "is struck at" not in errors:
             wrong = "was not struck"
+        if not wrong and "another process replaces it" in errors and not re.search(REPLACED, errors):
+            wrong = "no word of the new process"
+        if not wrong and environment.get("DUET_FAULT", "").endswith(f":{int(signal.SIGSTOP)}") and STOPPED not in errors:
+            wrong = f"not: {STOPPED}"
         if wrong:
             self.failures += 1
             print(f"{what}: {wrong}\n{errors[-2000:]}", flush=True)
@@ -109,7 +125,7 @@ class Strikes:
             for j in range(2):
                 network, number = NETWORKS[(i + j) % 3], signals[(i // 3 + j) % 3]
                 fault = f"{point}:{rank}:{times}:{int(number)}"
-                self.run(f"DUET_FAULT={fault}, {network}", network, 3, lambda job: None, DUET_FAULT=fault)
+                self.run(f"DUET_FAULT={fault}, {network}", network, 3, lambda job: [], DUET_FAULT=fault)
 
     def run_refused(self):
         for loop, text in REFUSED.items():
@@ -119,6 +135,15 @@ class Strikes:
             if wrong != "exit code 1" or text not in errors:
                 self.failures += 1
                 print(f"{loop}: {wrong or 'no error'}, expected: {text}\n{errors[-2000:]}", flush=True)
+
+    def run_ended(self):
+        for (loop, timeout), texts in ENDED.items():
+            self.jobs += 1
+            fault = {"DUET_FAULT": "all_reduce:1:9:9"} if loop == "absent" else {}
+            wrong, _, errors = Job(command(self.options, loop, 2, timeout), **fault).end()
+            if wrong != "exit code 1" or any(text not in errors for text in texts):
+                self.failures += 1
+                print(f"{loop}: {wrong or 'no error'}, expected: {texts}\n{errors[-2000:]}", flush=True)
 
     def run_random(self, count, seed):
         for number in range(seed, seed + count):
@@ -141,6 +166,7 @@ class Strikes:
                         except ProcessLookupError:
                             pass
                     time.sleep(draw.choice((0, 0.01, 0.05, 0.2)))
+                return [rank for rank, _ in done]
 
             self.run(f"--seed {number}, {network}, {ranks} ranks, struck: {done}", network, ranks, strike, DUET_DELAY=delay)
 
@@ -159,6 +185,7 @@ def main():
     else:
         strikes.run_points()
         strikes.run_refused()
+        strikes.run_ended()
     print(f"{strikes.jobs - strikes.failures} passed, {strikes.failures} failed")
     return 1 if strikes.failures else 0
 
