@@ -107,15 +107,6 @@ bool JobMemory::finishes() const {
   return false;
 }
 
-std::vector<int> JobMemory::missing() const {
-  std::vector<int> missing;
-  const std::uint32_t generation = memory_->generation();
-  const int count = generation == 0 ? 0 : ranks();
-  for (int rank = 0; (rank = memory_->first_not(&RankLine::arrived, generation, count, rank)) < count; ++rank)
-    missing.push_back(rank);
-  return missing;
-}
-
 std::vector<JobLoss> JobMemory::losses() const {
   const std::uint32_t newest = memory_->generation();
   std::vector<JobLoss> losses;
@@ -123,8 +114,10 @@ std::vector<JobLoss> JobMemory::losses() const {
     const Layout::LossLine& line = memory_->loss(generation);
     const JobLoss& loss =
         losses.emplace_back(JobLoss{line.rank.load(), line.step.load(), line.lost_ns.load(), line.recovered_ns.load()});
+    const std::int64_t now = monotonic_ns();
     require<CommError>(0 <= loss.rank && loss.rank < ranks() && 0 <= loss.step && loss.step <= kMostSteps &&
-                           0 < loss.lost_ns && (loss.recovered_ns == 0 || loss.recovered_ns >= loss.lost_ns),
+                           0 < loss.lost_ns && loss.lost_ns <= now &&
+                           (loss.recovered_ns == 0 || (loss.lost_ns <= loss.recovered_ns && loss.recovered_ns <= now)),
                        "the memory of the elastic job has a loss of rank ", loss.rank, " after step ", loss.step,
                        ", seen at ", loss.lost_ns, " ns and recovered at ", loss.recovered_ns, " ns");
   }
@@ -161,6 +154,15 @@ bool JobArbiter::any_step() const {
   for (int rank = 0; rank < ranks_; ++rank)
     if (memory_.committed(rank) > 0) return true;
   return false;
+}
+
+std::vector<int> JobArbiter::missing() const {
+  std::vector<int> missing;
+  const std::uint32_t generation = memory_.generation();
+  const int count = generation == 0 ? 0 : ranks_;
+  for (int rank = 0; (rank = memory_.first_not(&RankLine::arrived, generation, count, rank)) < count; ++rank)
+    missing.push_back(rank);
+  return missing;
 }
 
 JobMember::JobMember(JobMemory& memory, int rank) : memory_(*memory.memory_), rank_(rank), ranks_(memory.ranks()) {

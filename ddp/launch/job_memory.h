@@ -53,8 +53,6 @@ class JobMemory {
   bool recovers(int rank) const;
   /// Whether a rank has ended its training and waits for the others.
   bool finishes() const;
-  /// The ranks that have not arrived for the newest generation; none in the first, which needs no arrivals.
-  std::vector<int> missing() const;
   /// The last kLosses - 1 at most, the oldest first.
   std::vector<JobLoss> losses() const;
 
@@ -75,6 +73,8 @@ class JobArbiter {
   bool lose(int rank, std::int64_t step);
   /// Whether another rank than a lost one has a state after a step or more.
   bool any_step() const;
+  /// The ranks that have not arrived for the newest generation; none in the first, which needs no arrivals.
+  std::vector<int> missing() const;
 
  private:
   JobMemory::Layout& memory_;

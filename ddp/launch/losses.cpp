@@ -75,7 +75,7 @@ std::string JobLosses::recovery(int rank) const {
 std::optional<JobLosses::Absence> JobLosses::overdue(Milliseconds limit) const {
   const std::vector<JobLoss> losses = job_->losses();
   if (losses.empty() || Clock::duration(monotonic_ns() - losses.back().lost_ns) <= limit) return {};
-  const std::vector<int> missing = job_->missing();
+  const std::vector<int> missing = arbiter_->missing();
   if (missing.empty()) return {};
   std::string names;
   for (const int rank : missing)

@@ -253,3 +253,21 @@ TEST_CASE("memory of an elastic job that is none is refused") {
   Job job({1, 1, 1});
   CHECK_THROWS_AS(JobMember(job.memory, 3), CommError);
 }
+
+TEST_CASE("numbers that cannot be are refused") {
+  Job job({5, 5, 5});
+  CHECK(job.losses.lose(1) == Loss::replaced);
+  for (JobMember& member : job.members) {
+    member.arrive();
+    member.commit(JobMemory::kNoState);
+  }
+  CHECK_THROWS_WITH(job.members[0].await_plan(1),
+                    ContainsSubstring("a plan to go on after step -1, whose state rank 0"));
+  CHECK_THROWS_WITH(job.memory.losses(), ContainsSubstring("a loss of rank 1 after step -1"));
+  job.members[2].commit(-5);
+  CHECK_THROWS_WITH(job.memory.committed(2), ContainsSubstring("-5 as the last step of rank 2"));
+  CHECK_THROWS_AS(job.losses.lose(0), CommError);
+  job.members[2].commit(INT64_MAX);
+  CHECK_THROWS_AS(job.memory.committed(2), CommError);
+  CHECK_THROWS_AS(JobMember(job.memory, -1), CommError);
+}
