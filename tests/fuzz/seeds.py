@@ -206,7 +206,7 @@ def job_memory():
         return u16(rank) + bytes([operation]) + rest
 
     def damage(at, value):
-        return on(0, 0, b"\1" + u16(at) + text(struct.pack("<I", value)))
+        return on(0, 0, bytes([at < 64]) + u16(at) + text(struct.pack("<I", value)))
 
     lose, arrive = on(1, 1, b"\1\1"), b"".join(on(rank, 3) for rank in range(3))
     commit = b"".join(on(rank, 2, struct.pack("<q", 7)) for rank in range(3))
@@ -216,7 +216,10 @@ def job_memory():
             yield lose + arrive + damage(4 * number, value) + plans + on(2, 7)
     yield commit + lose + arrive + plans + commit + lose + on(1, 7)
     yield on(0, 2, struct.pack("<q", -5)) + lose + arrive + plans
-    yield lose + arrive + damage(16, 0xffffffff) + damage(24, 9) + plans
+    for at, value in ((40, 9), (40, 0xffffffff), (36, 0xffffffff)):  # the plan's source, and its step
+        yield lose + arrive + on(0, 4, b"\1") + damage(at, value) + plans
+    yield lose + damage(1092, 0x7fffffff) + on(0, 4, b"\1")  # when the first loss was seen
+    yield on(1, 2, struct.pack("<q", 2**63 - 1)) + lose
     yield on(0, 5, struct.pack("<I", 6)) + on(1, 6, struct.pack("<I", 0))
 
 
