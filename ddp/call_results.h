@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <utility>
 
 #include "ddp/group/process_group.h"
 #include "ddp/store/store.h"

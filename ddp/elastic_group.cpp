@@ -16,6 +16,7 @@
 #include "lib/base/environment.h"
 #include "lib/base/fault_point.h"
 #include "lib/base/recovery.h"
+#include "lib/base/trace.h"
 #include "lib/error.h"
 
 namespace duet::ddp {
@@ -145,6 +146,7 @@ std::unique_ptr<ProcessGroup> ElasticGroup::connect_subset(const Subset&) const 
 }
 
 void ElasticGroup::recover() {
+  const TraceSpan span("recovery", {DeviceKind::cpu, rank()});
   if (Recovery::instance().in_step()) Recovery::instance().restore();
   while (!recover_once()) {
   }
@@ -176,10 +178,10 @@ void ElasticGroup::exchange_state(const RecoveryPlan& plan) {
   inner_->broadcast(std::span(&bytes, 1), plan.source).wait();
   state.resize(static_cast<std::size_t>(bytes));
   inner_->broadcast(Buffer(state.data(), bytes, DType::u8), plan.source).wait();
-  const bool takes = std::exchange(joins_, false) || recovery.commits() != plan.step;
+  const bool takes = std::exchange(joins_, false) || recovery.commits() != plan.commits;
   if (takes) recovery.take_state(state);
   recovery.set_redo_due(!takes && recovery.in_step());
-  member_.commit(plan.step);
+  member_.commit(plan.commits);
 }
 
 std::unique_ptr<ProcessGroup> make_elastic_group(const ElasticOptions& options) {

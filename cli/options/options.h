@@ -80,9 +80,8 @@ struct TrainOptions : Training {
   std::int64_t compare_every = 0;       // ddp: steps from one comparison of all ranks' parameters to the next
   std::string trace;                    // file for the trace of all ranks
   std::string progress;                 // file that always holds one line: where the training stands
-  std::string bursts;    // begin of the names of FIFOs: after training, parked for the bursts that they ask for
-  bool elastic = false;  // a rank that is lost is replaced
-  int max_failures = ddp::LaunchOptions().max_failures;
+  std::string bursts;        // begin of the names of FIFOs: after training, parked for the bursts that they ask for
+  ddp::LaunchOptions job;    // its ranks: elastic or not
   bool untrained = false;    // with bursts: only a few steps before
   std::string weights;       // untrained: file or folder of a checkpoint whose parameters it begins with
   bool collectives = false;  // with bursts: of all-reduces alone

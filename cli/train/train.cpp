@@ -160,8 +160,7 @@ class ProgressRelay {
         line_(stderr, style_) {}
 
   /// For ddp::spawn() during this object's lifetime; nothing is relayed where stderr is no terminal.
-  ddp::LaunchOptions launch_options() {
-    ddp::LaunchOptions options;
+  ddp::LaunchOptions relayed(ddp::LaunchOptions options) {
     if (!style_.rewrite) return options;
     options.environment = {{kRelayed, "1"}};
     options.on_line = [this](int rank, bool is_stderr, std::string_view text) { pass_on(rank, is_stderr, text); };
@@ -193,15 +192,13 @@ int train_in_ranks(TrainOptions options) {
                       ", but the launcher started ", launched, " ranks");
   require<UsageError>(options.backend != "mpi" || ddp::is_launched_rank(), kNeedsMpirun);
   options.devices = launched;
-  options.elastic = options.elastic || Recovery::instance().expected();
+  options.job.elastic = options.job.elastic || Recovery::instance().expected();
   if (options.verbose && ddp::is_launched_rank())
     std::fprintf(stderr, "duet: %s\n", ddp::describe(ddp::resolve_rank()).c_str());
   check(options);
   ProgressRelay progress(options);
-  ddp::LaunchOptions launching = progress.launch_options();
+  ddp::LaunchOptions launching = progress.relayed(options.job);
   launching.interrupt_grace = kInterruptGrace;
-  launching.elastic = options.elastic;
-  launching.max_failures = options.max_failures;
   int own_code = 0;
   const int code = ddp::spawn(
       [&](int) {

@@ -27,12 +27,14 @@
 #include "cli/train/training_loop.h"
 #include "ddp/group/compare_ranks.h"
 #include "ddp/launch/error_file.h"
+#include "ddp/launch/job_memory.h"
 #include "ddp/launch/launch.h"
 #include "ddp/launch/rank_output.h"
 #include "ddp/store/store.h"
 #include "lib/autograd/check_finite.h"
 #include "lib/backend/backend.h"
 #include "lib/base/descriptor.h"
+#include "lib/base/environment.h"
 #include "lib/base/fault_point.h"
 #include "lib/base/recovery.h"
 #include "lib/base/text.h"
@@ -417,6 +419,15 @@ class Trainer : private Recoverable {
     run_.moved_bytes_per_step = of_all_ranks(moved);
   }
 
+  void fill_lost_ranks() {
+    if (!Recovery::instance().on()) return;
+    run_.lost_ranks.clear();
+    for (const ddp::JobLoss& loss : ddp::JobMemory(environment_variable(kElasticVariable).value_or("")).losses())
+      run_.lost_ranks.push_back(
+          {loss.rank, loss.step,
+           static_cast<double>(std::max<std::int64_t>(loss.recovered_ns - loss.lost_ns, 0)) / 1e9});
+  }
+
   /// A file that cannot be written does not keep the others from being written.
   void write_files() {
     std::vector<RankEvents> traced;
@@ -489,6 +500,7 @@ class Trainer : private Recoverable {
     run_.peak_memory_mb = {peak_memory_mb()};
     if (!has_threads(options_)) run_.peak_memory_mb = of_all_ranks(run_.peak_memory_mb);
     fill_devices();
+    fill_lost_ranks();
     write_files();
     if (Recovery::instance().on()) group_.barrier().wait();  // another rank can do it while none has gone on
     is_finished_ = true;

@@ -71,9 +71,10 @@ void Recovery::take_loader() {
 }
 
 void Recovery::require_no_redo() const {
-  require<UsageError>(!redo_due_,
-                      "a pass over the loader has ended within a step that an elastic job is to do again: leave it when "
-                      "a batch comes, not after its step");
+  require<UsageError>(
+      !redo_due_,
+      "a pass over the loader has ended within a step that an elastic job is to do again: leave it when "
+      "a batch comes, not after its step");
 }
 
 void Recovery::recover_if_void() {

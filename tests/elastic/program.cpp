@@ -2,6 +2,11 @@
 //
 //   elastic_program cnn|plain|synchronised|accumulated
 //   elastic_program crossing|two_steps|two_forwards|whole_batches|breaks      loops that an elastic job refuses
+//   elastic_program kills      step 5 kills rank 1, whichever process has its number
+//   elastic_program absent     a process that replaces a lost one does not join the others
+#include <signal.h>
+#include <unistd.h>
+
 #include <array>
 #include <cstddef>
 #include <cstdint>
@@ -17,6 +22,9 @@
 #include "ddp/init.h"
 #include "ddp/launch/launch.h"
 #include "lib/autograd/grad_mode.h"
+#include "lib/autograd/variable.h"
+#include "lib/base/environment.h"
+#include "lib/base/recovery.h"
 #include "lib/base/sha256.h"
 #include "lib/data/dataset.h"
 #include "lib/data/loader.h"
@@ -66,6 +74,7 @@ void evaluate(nn::Module& model, const data::Dataset& images, ddp::ProcessGroup&
 }
 
 void train(const std::string& name) {
+  while (name == "absent" && environment_variable(kReplacementVariable) != "0") ::pause();
   const data::ImageDataset images = data::draw_digits(1, 200);
   const auto model = make_network(name);
   const auto group = ddp::init_process_group();
@@ -91,7 +100,9 @@ void train(const std::string& name) {
       std::optional<ddp::DistributedDataParallel::NoSync> accumulates;
       if (place < window - 1) accumulates.emplace(net.no_sync());
       if (place == 0) opt.zero_grad();
-      ops::cross_entropy(net(samples), labels).backward();
+      const Variable output = net(samples);
+      if (name == "kills" && samples.stamp().step == 5 && group->rank() == 1) ::raise(SIGSEGV);
+      ops::cross_entropy(output, labels).backward();
       if (accumulates) continue;
       if (name == "two_forwards") ops::cross_entropy(net(samples), labels).backward();
       if (name == "two_steps") opt.step();
