@@ -246,6 +246,7 @@ TEST_CASE("numbers that cannot be are refused") {
   for (JobMember& member : job.members) {
     member.arrive();
     member.commit(after_step(-1));
+    member.commit(JobMemory::kNoState);
   }
   CHECK_THROWS_WITH(job.members[0].await_plan(1),
                     ContainsSubstring("a plan to go on after commit -1, whose state rank 0"));
