@@ -366,7 +366,6 @@ std::string why_no_graph(const TrainOptions& options, std::string carrier, std::
 void check_elastic(const TrainOptions& options) {
   const bool is_shared = options.backend == "auto" || options.backend == "shm";
   const char* const other = options.mode != Mode::ddp           ? "--mode ddp"
-                            : options.devices < 2               ? "--devices 2 or more"
                             : options.device != DeviceKind::cpu ? "--device cpu"
                             : options.workers != "process"      ? "--workers process"
                             : !is_shared                        ? "--backend shm or auto"

@@ -176,7 +176,6 @@ bool Checkpointer::due(const data::Position& position) const {
 void Checkpointer::save(const data::Position& position, double accuracy) {
   if (!leader_ || folder_.empty()) return;
   const bool best = position.step == 0 && 100 * accuracy > best_;
-  if (best) best_ = 100 * accuracy;
   Metadata settings = settings_of(options_);
   settings.insert(images_.begin(), images_.end());
   if (setup_.batches != nullptr && options_.device == DeviceKind::cpu)
@@ -186,7 +185,7 @@ void Checkpointer::save(const data::Position& position, double accuracy) {
                   {.position = position,
                    .step = total_steps(position),
                    .arch = chosen_network(options_).arch,
-                   .best_acc1 = best_,
+                   .best_acc1 = best ? 100 * accuracy : best_,
                    .model = setup_.model().state_dict(),
                    .optimizer = setup_.optimizer->state(),
                    .settings = std::move(settings),

@@ -1,6 +1,7 @@
 // Checkpoints of a training: resuming and saving.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -30,6 +31,8 @@ class Checkpointer {
   /// Writes a checkpoint into --checkpoint, else into the folder of --resume, where either is given. `accuracy` (0..1)
   /// is that of the last finished epoch.
   void save(const data::Position& position, double accuracy);
+  /// The epoch is over on all ranks: the next one is saved as the best only with a higher accuracy.
+  void end_epoch(double accuracy) { best_ = std::max(best_, 100 * accuracy); }
   /// What rank 0 knows of the checkpoints before the next one, for a process that replaces it: so all ranks use its
   /// series.
   std::string& series() { return series_; }

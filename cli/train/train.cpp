@@ -192,6 +192,10 @@ int train_in_ranks(TrainOptions options) {
                       ", but the launcher started ", launched, " ranks");
   require<UsageError>(options.backend != "mpi" || ddp::is_launched_rank(), kNeedsMpirun);
   options.devices = launched;
+  require<UsageError>(
+      !options.job.elastic || !ddp::is_launched_rank() || Recovery::instance().expected(),
+      "--elastic, but a launcher that does not replace ranks has started this one: expected duet launch "
+      "--elastic");
   options.job.elastic = options.job.elastic || Recovery::instance().expected();
   if (options.verbose && ddp::is_launched_rank())
     std::fprintf(stderr, "duet: %s\n", ddp::describe(ddp::resolve_rank()).c_str());
@@ -276,6 +280,7 @@ int run(const TrainOptions& options, const std::string&) {
     return train_in_threads(options);
   }
   if (has_ranks(options.mode) && (options.devices > 1 || ddp::is_launched_rank())) return train_in_ranks(options);
+  require<UsageError>(!options.job.elastic, "--elastic needs --devices 2 or more");
   ddp::SoloGroup alone;
   note_closed_output();
   return train_as_rank(options, alone);

@@ -367,6 +367,7 @@ class Trainer : private Recoverable {
     exchange_signals();
 
     position_ = {epoch + 1, 0};
+    checkpointer_.end_epoch(accuracy);
     run_.train_loss.insert(run_.train_loss.end(), losses.begin(), losses.end());
     run_.test_accuracy.push_back(accuracy);
     epoch_loss_ = loss / rows;

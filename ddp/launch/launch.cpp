@@ -168,7 +168,7 @@ class Job {
     if (rank.failed || !rank.process.ended()) return false;
     if (rank.process.signal() == 0 && rank.process.exit_code() == 0) return losses_->trains(rank.rank);
     const auto error = read_error_file(rank.error_file.path);
-    return !error || error->by_signal;
+    return !error || (error->by_signal && rank.process.signal() != 0);  // else it has ended in order
   }
 
   /// Puts a process that replaces a lost one in its place.

@@ -23,7 +23,8 @@ import time
 
 NETWORKS = ("cnn", "plain", "synchronised", "accumulated")
 TRAINED = {"trained_cnn": ("--model", "simple_cnn", "--optimizer", "adamw"),  # by duet train
-           "trained_linear": ("--model", "linear", "--loader-workers", "1")}
+           "trained_linear": ("--model", "linear", "--loader-workers", "1"),
+           "trained_directly": ("--model", "linear", "--optimizer", "adam")}  # without duet launch
 LOST_ALL = ("no rank is left that has the state of the training", "all ranks had ended their training")
 REFUSED = {"crossing": "gradients of a pass over the loader are accumulated in the next one",
            "two_steps": "a second step of an optimizer for one batch",
@@ -45,14 +46,15 @@ LIMIT = 60  # seconds for a job
 
 def command(options, network, ranks, folder=None, replace_timeout="60"):
     """The program, or a training whose files are in the folder."""
-    launch = [options.duet, "launch", "-n", str(ranks), "--elastic", "--max-failures", "50", "--stop-limit", "0.5",
-              "--replace-timeout", replace_timeout, "--"]
+    elastic = ["--elastic", "--max-failures", "50", "--stop-limit", "0.5", "--replace-timeout", replace_timeout]
+    launch = [options.duet, "launch", "-n", str(ranks), *elastic, "--"]
     if network not in TRAINED:
         return launch + [options.program, network]
-    return launch + [options.duet, "train", "--mode", "ddp", "--data", "synthetic", "--train-images", "240", "--test-images",
-                     "60", "--batch", "24", "--epochs", "3", "--blocks", "8", *TRAINED[network],
-                     "--result", f"{folder}/result.json", "--fingerprints", f"{folder}/fingerprints",
-                     "--checkpoint", f"{folder}/checkpoints", "--checkpoint-every", "7"]
+    train = [options.duet, "train", "--mode", "ddp", "--data", "synthetic", "--train-images", "240", "--test-images",
+             "60", "--batch", "24", "--epochs", "3", "--blocks", "8", *TRAINED[network],
+             "--result", f"{folder}/result.json", "--fingerprints", f"{folder}/fingerprints",
+             "--checkpoint", f"{folder}/checkpoints", "--checkpoint-every", "7"]
+    return train + ["--devices", str(ranks), *elastic] if network == "trained_directly" else launch + train
 
 
 def sha256(text):
@@ -169,7 +171,7 @@ class Strikes:
         points = [("input", 9), ("forward", 1), ("forward", 12), ("backward", 10), ("update", 20), ("evaluation", 1),
                   ("checkpoint", 1), ("checkpoint", 4), ("end", 1)]
         for i, ((point, times), rank) in enumerate(itertools.product(points, ranks)):
-            network, number = list(TRAINED)[(i // 3 + rank) % 2], signals[(i + i // 3) % 3]
+            network, number = list(TRAINED)[(i // 3 + rank) % 3], signals[(i + i // 3) % 3]
             fault = f"{point}:{rank}:{times}:{int(number)}"
             self.run(f"DUET_FAULT={fault}, {network}", network, 3, lambda job: [], DUET_FAULT=fault)
 
