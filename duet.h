@@ -6,6 +6,7 @@
 #include "lib/base/sha256.h"
 #include "lib/base/trace.h"
 #include "lib/device.h"
+#include "lib/elastic.h"
 #include "lib/error.h"
 #include "lib/io/checkpoint.h"
 #include "lib/io/safetensors.h"

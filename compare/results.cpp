@@ -118,7 +118,8 @@ std::string csv_line(const Run& run, bool names) {
   const auto add = [&](const std::string& name, const std::string& value) { line += (names ? name : value) + ","; };
   const Json fields_of_run = JsonWriter::json_of(run);
   for (const auto& [name, value] : fields_of_run.items()) {
-    if (name == "median_step" || name == "rounds_step_us" || name == "rounds_waiting_us") continue;
+    if (name == "median_step" || name == "rounds_step_us" || name == "rounds_waiting_us" || name == "lost_ranks")
+      continue;
     if (name == "step_us" || name == "step_waiting_us")
       for (const PartName& part : kStepParts)
         add(concat(part.name, name == "step_us" ? "_us" : "_waiting_us"),

@@ -133,9 +133,6 @@ class ModuleHooks final : public GradientSynchroniser, private Recoverable {
                           "a step cannot be recorded with compare_parameters_every = ",
                           options_.compare_parameters_every, ": the ranks compare hashes on the host");
     }
-    if (Recovery::instance().on() && !saved_buffers_.defined() && range_.buffers > 0)
-      saved_buffers_ = buffers().clone();
-    if (std::exchange(regroups_, false)) share_gradients_again();
     const int root = GradientSynchroniser::forward_begins();
     if (options_.broadcast_buffers) broadcast_buffers(context, root);
   }
@@ -170,11 +167,22 @@ class ModuleHooks final : public GradientSynchroniser, private Recoverable {
 
   GroupSums& sums() { return sums_; }
 
-  /// A forward in training mode.
-  void count_forward() {
-    require<UsageError>(!Recovery::instance().on() || ++forwards_ == 1,
-                        "a second forward in training mode for one step of the optimizer: an elastic job redoes steps "
-                        "of one batch; eval() is for others");
+  /// Before a forward in training mode: keeps what a step changes that an elastic job may do again.
+  void step_may_begin() {
+    Recovery& recovery = Recovery::instance();
+    if (!recovery.on()) return;
+    recovery.note_forward();
+    require<UsageError>(batch_ != recovery.batches(),
+                        "a second forward in training mode of one batch: an elastic job redoes steps of batches that "
+                        "go forward once; eval() is for others");
+    batch_ = recovery.batches();
+    require<UsageError>(!is_begun_ || pass_ == recovery.passes(),
+                        "gradients of a pass over the loader are accumulated in the next one, but an elastic job does "
+                        "not go back to the pass before: take a step with the last batch");
+    pass_ = recovery.passes();
+    is_begun_ = true;
+    if (!saved_buffers_.defined() && range_.buffers > 0) saved_buffers_ = buffers().clone();
+    if (std::exchange(regroups_, false)) share_gradients_again();
   }
 
  private:
@@ -182,10 +190,12 @@ class ModuleHooks final : public GradientSynchroniser, private Recoverable {
 
   void complete_step() override {
     saved_buffers_ = {};
-    forwards_ = backwards_ = 0;
+    is_begun_ = false;
+    backwards_ = 0;
   }
   void restore() override {
-    forwards_ = backwards_ = 0;
+    is_begun_ = false;
+    backwards_ = 0;
     if (saved_buffers_.defined()) copy(std::exchange(saved_buffers_, {}), buffers());
     store_.zero_grad();
   }
@@ -347,8 +357,9 @@ class ModuleHooks final : public GradientSynchroniser, private Recoverable {
       return add_sums_to_own();
     }
     Recovery& recovery = Recovery::instance();
-    require<UsageError>(!recovery.on() || ++backwards_ == 1 || recovery.is_void(),
-                        "a second backward for one step of the optimizer: an elastic job redoes steps of one batch");
+    require<UsageError>(
+        !recovery.on() || ++backwards_ == 1 || recovery.is_void(),
+        "a second synchronised backward for one step of the optimizer: an elastic job redoes steps of one");
     sum_gradients();
     // Else rank 0 alone would have the running statistics of a complete step, until the next forward.
     if (recovery.on() && options_.broadcast_buffers) broadcast_buffers(module_.context(), 0);
@@ -414,9 +425,12 @@ class ModuleHooks final : public GradientSynchroniser, private Recoverable {
   bool has_shared_ = false;                   // whether parts were made in memory that ranks share, where there is such
   const bool may_be_cut_;
   std::unique_ptr<dp::DataParallel> pieces_;
-  int forwards_ = 0, backwards_ = 0;  // since the last complete step of an elastic job
-  bool regroups_ = false;             // the ranks have a new process group
-  Tensor saved_buffers_{};            // as before this step, in an elastic job
+  // In an elastic job:
+  std::int64_t batch_ = -1, pass_ = 0;  // of the last forward in training mode
+  bool is_begun_ = false;               // there was one since the last complete step
+  int backwards_ = 0;                   // synchronised ones since then
+  bool regroups_ = false;               // the ranks have a new process group
+  Tensor saved_buffers_{};              // as before this step, in an elastic job
   nn::HookHandle at_begin_, on_ready_, at_end_;
 };
 
@@ -440,6 +454,7 @@ DistributedDataParallel::DistributedDataParallel(nn::Module& module, ProcessGrou
                          .subspan(static_cast<std::size_t>(range.first_slot), static_cast<std::size_t>(range.slots));
   const bool joins = Recovery::instance().is_void();  // then it gets all of this with the first step
   if (!joins) {
+    const Recovery::InState in_state;
     require_same_model(group_, descriptions_of(slots));
     group_.broadcast(written_values(store, range)).wait();
     std::uint64_t& seed = module_.context().seed;  // dropout's key, of rows that ranks number alike
@@ -447,21 +462,20 @@ DistributedDataParallel::DistributedDataParallel(nn::Module& module, ProcessGrou
   }
   share_gradients(store, range, group_);
   hooks_ = std::make_unique<ModuleHooks>(module_, group_, options);
-  if (!joins) hooks_->broadcast_buffers(module_.context(), 0);
+  if (joins) return;
+  const Recovery::InState in_state;
+  hooks_->broadcast_buffers(module_.context(), 0);
 }
 
 DistributedDataParallel::~DistributedDataParallel() = default;
 
 std::int64_t DistributedDataParallel::steps() const { return hooks_->reducer().steps(); }
 
-DistributedDataParallel::NoSync DistributedDataParallel::no_sync() {
-  require_not_elastic("no_sync()");
-  return hooks_->no_sync();
-}
+DistributedDataParallel::NoSync DistributedDataParallel::no_sync() { return hooks_->no_sync(); }
 
 template <class T>
 T DistributedDataParallel::run(nn::Context& context, const T& input) const {
-  if (training()) hooks_->count_forward();
+  if (training()) hooks_->step_may_begin();
   RankWeights::Batch batch;
   if (grad_enabled()) batch = hooks_->batch_of(nn::first_tensor(input));
   const ScopedValue<BatchSums*> sums(context.batch_sums, &hooks_->sums());

@@ -16,6 +16,7 @@
 #include "lib/base/environment.h"
 #include "lib/base/fault_point.h"
 #include "lib/base/recovery.h"
+#include "lib/base/trace.h"
 #include "lib/error.h"
 
 namespace duet::ddp {
@@ -53,15 +54,17 @@ class CheckedStore final : public Store {
 
 }  // namespace
 
-ElasticGroup::ElasticGroup(std::unique_ptr<JobMemory> memory, int rank, ConnectGeneration connect)
+ElasticGroup::ElasticGroup(std::unique_ptr<JobMemory> memory, int rank, std::shared_ptr<Store> store,
+                           ConnectGeneration connect)
     : ProcessGroup(rank, memory->ranks()),
       memory_(std::move(memory)),
       member_(*memory_, rank),
+      results_(std::move(store), rank),
       connect_(std::move(connect)),
       joins_(memory_->committed(rank) == JobMemory::kNoState) {
   if (!joins_) this->connect();
   Recovery::instance().set_group(
-      {.complete = [this](std::int64_t step) { member_.commit(step); }, .recover = [this] { recover(); }});
+      {.complete = [this](std::int64_t commits) { member_.commit(commits); }, .recover = [this] { recover(); }});
   if (joins_) Recovery::instance().set_void();
 }
 
@@ -94,10 +97,23 @@ std::shared_ptr<Storage> ElasticGroup::shared_storage(std::size_t bytes) {
 
 Work ElasticGroup::start(const Call& call) {
   const Recovery& recovery = Recovery::instance();
-  require<UsageError>(!joins_, name(call.op), " before the first step: rank ", rank(),
-                      " replaces a lost one, and what the others exchanged there cannot be done again");
-  if (!recovery.in_step()) return start_in(*inner_, call);
-  if (recovery.is_void()) return {};
+  if (recovery.in_step()) return start_in_step(call);
+  if (joins_) {
+    results_.repeat(call);
+    return {};
+  }
+  Work work = start_in(*inner_, call);
+  if (recovery.commits() > 0 || recovery.in_state()) return work;
+  work.wait();
+  results_.keep(call);
+  return {};
+}
+
+Work ElasticGroup::start_in_step(const Call& call) {
+  if (Recovery::instance().is_void()) {
+    require<CommError>(!Recovery::instance().in_unit(), name(call.op), " in a unit in which a rank was lost");
+    return {};
+  }
   auto state = works_.take();
   try {
     state->begin(name(call.op), [this, work = start_in(*inner_, call)](Clock::time_point deadline) mutable {
@@ -115,11 +131,14 @@ Work ElasticGroup::start(const Call& call) {
   return Work(std::move(state));
 }
 
-/// Called where a collective has failed: rethrows unless a rank was lost.
+/// Called where a collective has failed: rethrows unless a rank was lost, and in a unit.
 void ElasticGroup::void_if_lost() {
-  if (Recovery::instance().is_void()) return;
-  if (!member_.await_loss(generation_, kLossPatience)) throw;
-  Recovery::instance().set_void();
+  Recovery& recovery = Recovery::instance();
+  if (!recovery.is_void()) {
+    if (!member_.await_loss(generation_, kLossPatience)) throw;
+    recovery.set_void();
+  }
+  if (recovery.in_unit()) throw;
 }
 
 std::unique_ptr<ProcessGroup> ElasticGroup::connect_subset(const Subset&) const {
@@ -127,6 +146,7 @@ std::unique_ptr<ProcessGroup> ElasticGroup::connect_subset(const Subset&) const 
 }
 
 void ElasticGroup::recover() {
+  const TraceSpan span("recovery", {DeviceKind::cpu, rank()});
   if (Recovery::instance().in_step()) Recovery::instance().restore();
   while (!recover_once()) {
   }
@@ -158,10 +178,10 @@ void ElasticGroup::exchange_state(const RecoveryPlan& plan) {
   inner_->broadcast(std::span(&bytes, 1), plan.source).wait();
   state.resize(static_cast<std::size_t>(bytes));
   inner_->broadcast(Buffer(state.data(), bytes, DType::u8), plan.source).wait();
-  const bool takes = std::exchange(joins_, false) || recovery.steps() != plan.step;
+  const bool takes = std::exchange(joins_, false) || recovery.commits() != plan.commits;
   if (takes) recovery.take_state(state);
   recovery.set_redo_due(!takes && recovery.in_step());
-  member_.commit(plan.step);
+  member_.commit(plan.commits);
 }
 
 std::unique_ptr<ProcessGroup> make_elastic_group(const ElasticOptions& options) {
@@ -178,7 +198,7 @@ std::unique_ptr<ProcessGroup> make_elastic_group(const ElasticOptions& options) 
                    std::make_shared<CheckedStore>(own, check), options.rank, ranks);
   };
   fault_point("init");
-  auto group = std::make_unique<ElasticGroup>(std::move(memory), options.rank, connect_generation);
+  auto group = std::make_unique<ElasticGroup>(std::move(memory), options.rank, store, connect_generation);
   group->set_store(std::make_shared<PrefixStore>(store, "user/"));
   return group;
 }

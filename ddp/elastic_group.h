@@ -7,6 +7,7 @@
 #include <functional>
 #include <memory>
 
+#include "ddp/call_results.h"
 #include "ddp/group/process_group.h"
 #include "ddp/launch/job_memory.h"
 
@@ -17,11 +18,12 @@ using ConnectGeneration =
     std::function<std::unique_ptr<ProcessGroup>(std::uint32_t generation, const std::function<void()>& check)>;
 
 /// The group of all ranks; one in a process. Collectives of a step that fail because a rank was lost make it void, and
-/// those behind them do nothing: see lib/base/recovery.h. Other collectives throw, and the job ends.
+/// those behind them do nothing; those of a unit throw CommError: see lib/base/recovery.h. Collectives before the first
+/// step have the results of the rank's first process in one that replaces it. Others that fail end the job.
 class ElasticGroup final : public ProcessGroup {
  public:
   /// Connects the ranks, or in a process that replaces a lost one does so when its training begins.
-  ElasticGroup(std::unique_ptr<JobMemory> memory, int rank, ConnectGeneration connect);
+  ElasticGroup(std::unique_ptr<JobMemory> memory, int rank, std::shared_ptr<Store> store, ConnectGeneration connect);
   /// Waits until all ranks have ended their training, and helps to replace those that are lost before.
   ~ElasticGroup() override;
 
@@ -37,11 +39,13 @@ class ElasticGroup final : public ProcessGroup {
   /// Agrees on the last complete step with the ranks of the newest generation, and takes the state after it.
   void recover();
   bool recover_once();
+  Work start_in_step(const Call& call);
   void exchange_state(const RecoveryPlan& plan);
   void void_if_lost();
 
   const std::unique_ptr<JobMemory> memory_;
   JobMember member_;
+  CallResults results_;  // of calls before the first step
   const ConnectGeneration connect_;
   bool joins_;  // this process has no state yet
   std::uint32_t generation_ = 0;

@@ -15,7 +15,9 @@ GradientSynchroniser::GradientSynchroniser(ProcessGroup& group, std::vector<Redu
 }
 
 void GradientSynchroniser::enter(Phase phase) const {
-  const std::int64_t step = reducer_.steps() + (phase == Phase::after ? 0 : 1);
+  const Recovery& recovery = Recovery::instance();  // void steps, and those before a rank has joined, count for nothing
+  const std::int64_t own = reducer_.steps() + (phase == Phase::after ? 0 : 1);
+  const std::int64_t step = recovery.on() ? recovery.steps() + 1 : own;
   if (group_.flight_recorder()) group_.flight_recorder()->enter(phase, step);
 }
 

@@ -89,6 +89,12 @@ void fields(auto& io, StepEvent& event) {
   io("end_us", event.end_us);
 }
 
+void fields(auto& io, LostRank& lost) {
+  io("rank", lost.rank);
+  io("step", lost.step);
+  io("recovery_s", lost.recovery_s);
+}
+
 /// Other programs read these names: they do not change.
 void fields(auto& io, Run& run) {
   io("mode", run.mode, kMode);
@@ -142,6 +148,7 @@ void fields(auto& io, Run& run) {
   io("library_sums", run.library_sums);
   io("added_uses", run.added_uses, {.later = true});
   io("blocks", run.blocks, {.least = 0, .later = true});
+  io("lost_ranks", run.lost_ranks, {.later = true});
 }
 
 template void fields(JsonWriter&, Run&);

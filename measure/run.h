@@ -42,6 +42,12 @@ struct StepEvent {
   double begin_us = 0, end_us = 0;
 };
 
+/// A rank of an elastic run that was lost, and replaced.
+struct LostRank {
+  std::int64_t rank = 0, step = 0;  // the step after which the run went on
+  double recovery_s = 0;            // from the loss, as the launcher saw it, until the rank's new process had the state
+};
+
 /// One row: a mode on a number of devices. Where it was timed in rounds, all times but `startup_s` are those of the
 /// rounds that were not disturbed: `epoch_s` has an entry for each, the others are medians. Else they are the
 /// learning's.
@@ -104,6 +110,7 @@ struct Run {
   int blocks = 0;                      // of these, of which each device has whole ones; 0: devices share out rows
   bool added_uses = false;             // a parameter had several uses a step, which each device adds up by itself
   bool library_sums = false;           // LibTorch adds up over rows: bits depend on devices and threads
+  std::vector<LostRank> lost_ranks;    // oldest first, 63 at most; not those before the first step
   bool per_device_statistics = false;  // batch norm of each device's own images: results depend on their number
 
   /// Whether its parameters need not be single's: see the three fields above.

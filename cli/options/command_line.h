@@ -23,6 +23,8 @@ void add_training(CLI::App& app, Training& training);
 void add_train(CLI::App& app, TrainOptions& options);
 void add_launch(CLI::App& app, LaunchOptions& options);
 /// The option --port-range.
+/// What an elastic job may lose; `names`: all spellings of an option.
+void add_elastic(CLI::App& app, ddp::LaunchOptions& job, std::string (*names)(const std::string&));
 void add_port_range(CLI::App& app, const std::string& names, std::string& ports);
 
 /// Splits a list at every `between`; entries may be empty.

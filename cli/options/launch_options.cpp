@@ -147,6 +147,20 @@ Endpoint endpoint_of(const LaunchOptions& options) {
   return endpoint;
 }
 
+void add_elastic(CLI::App& app, ddp::LaunchOptions& job, std::string (*names)(const std::string&)) {
+  app.add_flag(
+      "--elastic", job.elastic,
+      "replace a rank that is lost and do the step in flight again: the job ends with the same bits (ddp on one "
+      "host; programs that train with duet's loaders, optimizers and DistributedDataParallel)");
+  app.add_option(names("--max-failures"), job.max_failures,
+                 "so many losses without 100 steps between any two end an elastic job with the next")
+      ->check(in_range(0));
+  add_seconds(app, names("--replace-timeout"), job.replace_timeout, 0.001,
+              "seconds after a loss within which all ranks of an elastic job must have come together again");
+  add_seconds(app, names("--stop-limit"), job.stop_limit, 0,
+              "seconds that a rank may be stopped (SIGSTOP) before the job ends, or an elastic one replaces it");
+}
+
 void add_launch(CLI::App& app, LaunchOptions& options) {
   app.footer("Underscores in place of dashes, as torchrun spells names, mean the same.");
   app.add_option_function<std::string>(
@@ -164,12 +178,7 @@ void add_launch(CLI::App& app, LaunchOptions& options) {
   app.add_option(both("--max-restarts"), options.job.max_restarts,
                  "how often a failed job is restarted (one host only); duet train then goes on from its --checkpoint")
       ->check(in_range(0));
-  app.add_flag("--elastic", options.job.elastic,
-               "replace a rank that is lost and do the step in flight again: the job ends with the same bits (one host "
-               "only; programs that train with duet's loaders, optimizers and DistributedDataParallel)");
-  app.add_option(both("--max-failures"), options.job.max_failures,
-                 "so many losses without 100 steps between any two end an elastic job with the next")
-      ->check(in_range(0));
+  add_elastic(app, options.job, both);
   app.add_option(both("--log-dir"), options.job.log_folder,
                  "folder; every job gets one in it with attempt_A/rank_R/{stdout.log,stderr.log,error.json}");
   app.add_option(
@@ -185,8 +194,6 @@ void add_launch(CLI::App& app, LaunchOptions& options) {
               "seconds that one collective may take before it fails and names the ranks that it waits for; never "
               "less than ten times the median of a rank's last 15 steps");
   add_seconds(app, "--grace", options.job.grace, 0, "seconds from SIGTERM to SIGKILL when a job is ended");
-  add_seconds(app, both("--stop-limit"), options.job.stop_limit, 0,
-              "seconds that a rank may be stopped (SIGSTOP) before the job ends");
   app.add_flag("--verbose", options.job.verbose,
                "also print each rank's cores and folder, and who has joined from where");
   app.add_option("command", options.job.command, "program and its arguments, after --")

@@ -81,6 +81,7 @@ struct TrainOptions : Training {
   std::string trace;                    // file for the trace of all ranks
   std::string progress;                 // file that always holds one line: where the training stands
   std::string bursts;        // begin of the names of FIFOs: after training, parked for the bursts that they ask for
+  ddp::LaunchOptions job;    // its ranks: elastic or not
   bool untrained = false;    // with bursts: only a few steps before
   std::string weights;       // untrained: file or folder of a checkpoint whose parameters it begins with
   bool collectives = false;  // with bursts: of all-reduces alone

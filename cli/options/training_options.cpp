@@ -245,6 +245,17 @@ void add_port_range(CLI::App& app, const std::string& names, std::string& ports)
 
 void add_training(CLI::App& app, Training& training) { training_options(Adding{app, training}); }
 
+/// Options that duet compare gives its cells; in no group, and so not in the help.
+void add_parked(CLI::App& app, TrainOptions& options) {
+  app.add_option("--bursts", options.bursts)->group("");
+  app.add_flag("--untrained", options.untrained)->group("");
+  app.add_option("--weights", options.weights)->group("");
+  app.add_flag("--collectives", options.collectives)->group("");
+  app.add_flag("--timed-parts", options.timed_parts)->group("");
+  app.add_option("--libtorch", options.libtorch)->check(one_of({"none", "wrapper", "averaged"}))->group("");
+  app.add_flag_function("--copies", [&](std::int64_t) { options.mode = Mode::copies; })->group("");
+}
+
 void add_train(CLI::App& app, TrainOptions& options) {
   add_choice(
       app, "--mode", options.mode, kModes,
@@ -291,19 +302,13 @@ void add_train(CLI::App& app, TrainOptions& options) {
          "--compare-every", options.compare_every,
          "ddp: compare hashes of all ranks' parameters in every K-th step, besides every epoch's end; 0: do not")
       ->check(in_range(0));
+  add_elastic(app, options.job, [](const std::string& name) { return name; });
   app.add_option("--trace", options.trace,
                  "file for a trace of every step of all ranks and replicas, for ui.perfetto.dev or chrome://tracing");
   app.add_option("--step-times", options.step_times,
                  "file for the time of every step but the first, in us, a line each");
   app.add_option("--progress", options.progress, "file that always holds one line: where the training stands");
-  // Options that duet compare gives its cells; in no group, and so not in the help.
-  app.add_option("--bursts", options.bursts)->group("");
-  app.add_flag("--untrained", options.untrained)->group("");
-  app.add_option("--weights", options.weights)->group("");
-  app.add_flag("--collectives", options.collectives)->group("");
-  app.add_flag("--timed-parts", options.timed_parts)->group("");
-  app.add_option("--libtorch", options.libtorch)->check(one_of({"none", "wrapper", "averaged"}))->group("");
-  app.add_flag_function("--copies", [&](std::int64_t) { options.mode = Mode::copies; })->group("");
+  add_parked(app, options);
 }
 
 const char* name(Compat compat) { return compat == Compat::torch ? "torch" : "duet"; }
@@ -357,6 +362,20 @@ std::string why_no_graph(const TrainOptions& options, std::string carrier, std::
   return "";
 }
 
+/// Throws UsageError for what the ranks of an elastic job could not do again.
+void check_elastic(const TrainOptions& options) {
+  const bool is_shared = options.backend == "auto" || options.backend == "shm";
+  const char* const other = options.mode != Mode::ddp           ? "--mode ddp"
+                            : options.device != DeviceKind::cpu ? "--device cpu"
+                            : options.workers != "process"      ? "--workers process"
+                            : !is_shared                        ? "--backend shm or auto"
+                            : options.compat != Compat::duet    ? "--compat duet"
+                            : options.compare_every != 0        ? "--compare-every 0"
+                            : !options.bursts.empty()           ? "a training of its own"
+                                                                : nullptr;
+  require<UsageError>(other == nullptr, "--elastic needs ", other == nullptr ? "" : other);
+}
+
 void check(const TrainOptions& options) {
   check_training(options);
   check_devices(options.devices, options.batch);
@@ -376,6 +395,7 @@ void check(const TrainOptions& options) {
                       name(options.mode));
   require<UsageError>(!options.sync_bn || options.mode != Mode::averaging,
                       "--sync-bn is for modes single, dp and ddp, not averaging, whose ranks share gradients alone");
+  if (options.job.elastic) check_elastic(options);
   const std::string no_graph = why_no_graph(options);
   require<UsageError>(options.graph != "on" || no_graph.empty(), "--graph on: ", no_graph);
   const bool several_gpus = options.mode == Mode::dp && options.device == DeviceKind::cuda && options.devices > 1;

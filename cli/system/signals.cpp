@@ -147,12 +147,17 @@ void CommonEnd::exchange(int own) {
     if (signal_ != 0 && numbers[rank] == signal_) signalled_.push_back(static_cast<int>(rank));
 }
 
+void CommonEnd::stream(StateStream& state) {
+  for (std::int64_t* const number : {&asked_, &next_, &interval_, &exchanged_}) state.value(*number);
+}
+
 /// The interval that rank 0 chooses: as many steps as took kInterval lately, at most twice as many as before.
 std::int64_t CommonEnd::next_interval() {
   if (size_ == 1) return 1;
   const auto now = Clock::now();
   const std::chrono::duration<double> taken = now - std::exchange(last_, now);
-  const double fitting = kInterval / taken * static_cast<double>(interval_);
+  const std::int64_t steps = std::max<std::int64_t>(1, asked_ - std::exchange(exchanged_, asked_));
+  const double fitting = kInterval / taken * static_cast<double>(steps);
   interval_ = static_cast<std::int64_t>(std::clamp(fitting, 1.0, 2.0 * static_cast<double>(interval_)));
   return interval_;
 }

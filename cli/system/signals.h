@@ -7,6 +7,7 @@
 #include <span>
 #include <vector>
 
+#include "lib/base/recovery.h"
 #include "lib/monotonic.h"
 
 namespace duet::cli {
@@ -49,6 +50,8 @@ class CommonEnd {
   int signal() const { return signal_; }
   /// The ranks that had noted it, the same on all ranks.
   const std::vector<int>& signalled() const { return signalled_; }
+  /// When the next exchange is due: the same on all ranks.
+  void stream(StateStream& state);
 
  private:
   std::int64_t next_interval();
@@ -57,6 +60,7 @@ class CommonEnd {
   std::function<void(std::span<double>)> sum_;
   Clock::time_point last_ = Clock::now();
   std::int64_t asked_ = 0, next_ = 1, interval_ = 1;
+  std::int64_t exchanged_ = 0;  // asked_ at the last exchange
   int signal_ = 0;
   std::vector<int> signalled_;
 };

@@ -1,5 +1,6 @@
 #include "cli/train/checkpointer.h"
 
+#include <cstdint>
 #include <cstdio>
 #include <memory>
 #include <utility>
@@ -78,12 +79,15 @@ std::optional<ResumePoint> find_checkpoint(const TrainOptions& options, const Na
   require<DataError>(checkpoint.arch == arch, found->loaded.path, " is of the model \"", checkpoint.arch,
                      "\", expected \"", arch, "\"");
   for (const auto& [key, value] : settings_of(options)) require_same(found->loaded, key, value);
-  // A restarted job may have failed after its last checkpoint, with nothing left to do.
-  require<UsageError>(found->restarted || checkpoint.position.epoch < options.epochs, found->loaded.path,
-                      " has finished ", checkpoint.position.epoch, " epochs, --epochs is ", options.epochs,
-                      ": nothing left to do");
+  // A restarted job may have failed after its last checkpoint, with nothing left to do; so may a rank be lost.
+  require<UsageError>(found->restarted || Recovery::instance().replaces() || checkpoint.position.epoch < options.epochs,
+                      found->loaded.path, " has finished ", checkpoint.position.epoch, " epochs, --epochs is ",
+                      options.epochs, ": nothing left to do");
   return found;
 }
+
+/// The step up to which checkpoints of a folder may be: those of a lost rank's job are its own.
+std::int64_t latest_step(std::int64_t begin) { return Recovery::instance().replaces() ? INT64_MAX : begin; }
 
 }  // namespace
 
@@ -96,7 +100,7 @@ void require_resumable(const TrainOptions& options) {
   const NamedTensors model = network->state_dict();
   const std::optional<ResumePoint> found = find_checkpoint(options, model);
   if (!folder.empty())  // the lock is let go: rank 0 takes it
-    prepare_checkpoint_folder(folder, found ? found->loaded.checkpoint.step : 0, model, variable(kRunId));
+    prepare_checkpoint_folder(folder, latest_step(found ? found->loaded.checkpoint.step : 0), model, variable(kRunId));
 }
 
 Checkpointer::Checkpointer(const TrainOptions& options, Setup& setup, const Images& images, bool leader)
@@ -144,7 +148,7 @@ data::Position Checkpointer::resume() {
     position = {epoch, loaded.checkpoint.step - epoch * steps};  // files of earlier versions lack the position's step
     require<DataError>(position.step >= 0 && position.step <= steps, loaded.path, ": step ", loaded.checkpoint.step,
                        " does not lie in epoch ", position.epoch + 1, " of ", steps, " steps");
-    if (leader_) say_position(loaded.path, found->restarted, position);
+    if (leader_ && !Recovery::instance().replaces()) say_position(loaded.path, found->restarted, position);
     const NamedTensors optimizer = loaded.checkpoint.optimizer;
     best_ = loaded.checkpoint.best_acc1;
     series_ = loaded.checkpoint.series;
@@ -154,9 +158,14 @@ data::Position Checkpointer::resume() {
     setup_.loader->set_position(position);
   }
   if (!leader_ || folder_.empty()) return position;
-  lock_.emplace(prepare_checkpoint_folder(folder_, total_steps(position), model, variable(kRunId)));
+  lock_.emplace(prepare_checkpoint_folder(folder_, latest_step(total_steps(position)), model, variable(kRunId)));
   if (!lock_->warning().empty()) std::fprintf(stderr, "duet: %s\n", printable(lock_->warning()).c_str());
   return position;
+}
+
+void Checkpointer::stream(StateStream& state) {
+  state.sequence(series_);
+  state.value(best_);
 }
 
 bool Checkpointer::due(const data::Position& position) const {
@@ -167,7 +176,6 @@ bool Checkpointer::due(const data::Position& position) const {
 void Checkpointer::save(const data::Position& position, double accuracy) {
   if (!leader_ || folder_.empty()) return;
   const bool best = position.step == 0 && 100 * accuracy > best_;
-  if (best) best_ = 100 * accuracy;
   Metadata settings = settings_of(options_);
   settings.insert(images_.begin(), images_.end());
   if (setup_.batches != nullptr && options_.device == DeviceKind::cpu)
@@ -177,7 +185,7 @@ void Checkpointer::save(const data::Position& position, double accuracy) {
                   {.position = position,
                    .step = total_steps(position),
                    .arch = chosen_network(options_).arch,
-                   .best_acc1 = best_,
+                   .best_acc1 = best ? 100 * accuracy : best_,
                    .model = setup_.model().state_dict(),
                    .optimizer = setup_.optimizer->state(),
                    .settings = std::move(settings),

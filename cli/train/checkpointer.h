@@ -1,11 +1,13 @@
 // Checkpoints of a training: resuming and saving.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <optional>
 #include <string>
 
 #include "cli/train/setup.h"
+#include "lib/base/recovery.h"
 #include "lib/io/checkpoint.h"
 #include "lib/io/folder.h"
 #include "lib/position.h"
@@ -29,6 +31,12 @@ class Checkpointer {
   /// Writes a checkpoint into --checkpoint, else into the folder of --resume, where either is given. `accuracy` (0..1)
   /// is that of the last finished epoch.
   void save(const data::Position& position, double accuracy);
+  /// The epoch is over on all ranks: the next one is saved as the best only with a higher accuracy.
+  void end_epoch(double accuracy) { best_ = std::max(best_, 100 * accuracy); }
+  /// What rank 0 knows of the checkpoints before the next one, for a process that replaces it: so all ranks use its
+  /// series.
+  std::string& series() { return series_; }
+  void stream(StateStream& state);
   /// Whether any rank writes checkpoints.
   bool writes() const { return !folder_.empty(); }
   /// Whether one is due at a position within an epoch; the last step of an epoch leaves it to the epoch's end.

@@ -15,6 +15,7 @@
 #include "ddp/tutorial.h"
 #include "dp/data_parallel.h"
 #include "lib/backend/backend.h"
+#include "lib/base/recovery.h"
 #include "lib/base/sha256.h"
 #include "lib/base/text.h"
 #include "lib/data/images/drawn_images.h"
@@ -428,6 +429,14 @@ Setup make_setup(const TrainOptions& options, const Images& images, ddp::Process
   setup.optimizer = make_optimizer(options, setup.model());
   if (options.mode == Mode::dp) wrap_dp(setup, options);
   if (options.mode == Mode::ddp) wrap_ddp(setup, options, group);
+  if (Recovery::instance().on())
+    setup.share_losses = [&group, batches = setup.batches](std::vector<float>& sums, std::int64_t rows) {
+      const int blocks = batches->blocks();
+      require<UsageError>(rows == 0 || std::ssize(sums) == blocks, "an elastic job needs the sums of ", blocks,
+                          " blocks of the loss, got ", sums.size());
+      sums.resize(static_cast<std::size_t>(blocks), 0);  // those of a rank without rows
+      return group.all_reduce(std::span(sums));
+    };
   if (options.mode == Mode::averaging)
     setup.average = [model = setup.network.get(), &group] { ddp::average_gradients(*model, group); };
   return setup;

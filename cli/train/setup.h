@@ -79,10 +79,12 @@ struct Setup {
   std::unique_ptr<data::Loader> loader;
   samplers::BlockedBatches* batches = nullptr;  // the loader's; null: batches without blocks
   std::unique_ptr<optim::Optimizer> optimizer;
-  std::unique_ptr<StepGraph> graph;             // where steps are replayed; the loader is then deferred
-  std::int64_t graph_steps = 1;                 // that one launch replays
-  std::function<void()> average;                // mode averaging: averages gradients over ranks
-  std::function<void()> require_same_replicas;  // dp
+  std::unique_ptr<StepGraph> graph;  // where steps are replayed; the loader is then deferred
+  std::int64_t graph_steps = 1;      // that one launch replays
+  std::function<void()> average;     // mode averaging: averages gradients over ranks
+  // In an elastic job: begins to add the sums of the blocks of this rank's rows up to those of the global batch.
+  std::function<ddp::Work(std::vector<float>& sums, std::int64_t rows)> share_losses;
+  std::function<void()> require_same_replicas;                               // dp
   Variable (*loss)(const Variable& output, const Tensor& labels) = nullptr;  // that the network trains with
   bool loss_in_replica = false;  // the net takes a list {images, labels} and gives the loss
   bool scatters = false;         // the net cuts batches up itself, else they go to the model's device

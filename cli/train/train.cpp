@@ -53,7 +53,9 @@ std::vector<Device> devices_of(const TrainOptions& options, const ddp::ProcessGr
 }
 
 /// Whether a person wants to read what is trained on what.
-bool tells(const TrainOptions& options) { return options.progress.empty() && !options.quiet; }
+bool tells(const TrainOptions& options) {
+  return options.progress.empty() && !options.quiet && !Recovery::instance().replaces();
+}
 
 /// "device: cuda:0.0 cuda:0.1 (simulated GPU, ...), 2 logical devices on 1 GPU, precision tf32; steps as CUDA graphs".
 void say_devices(const TrainOptions& options, const std::vector<Device>& devices, const std::string& no_graph) {
@@ -158,8 +160,7 @@ class ProgressRelay {
         line_(stderr, style_) {}
 
   /// For ddp::spawn() during this object's lifetime; nothing is relayed where stderr is no terminal.
-  ddp::LaunchOptions launch_options() {
-    ddp::LaunchOptions options;
+  ddp::LaunchOptions relayed(ddp::LaunchOptions options) {
     if (!style_.rewrite) return options;
     options.environment = {{kRelayed, "1"}};
     options.on_line = [this](int rank, bool is_stderr, std::string_view text) { pass_on(rank, is_stderr, text); };
@@ -191,11 +192,16 @@ int train_in_ranks(TrainOptions options) {
                       ", but the launcher started ", launched, " ranks");
   require<UsageError>(options.backend != "mpi" || ddp::is_launched_rank(), kNeedsMpirun);
   options.devices = launched;
+  require<UsageError>(
+      !options.job.elastic || !ddp::is_launched_rank() || Recovery::instance().expected(),
+      "--elastic, but a launcher that does not replace ranks has started this one: expected duet launch "
+      "--elastic");
+  options.job.elastic = options.job.elastic || Recovery::instance().expected();
   if (options.verbose && ddp::is_launched_rank())
     std::fprintf(stderr, "duet: %s\n", ddp::describe(ddp::resolve_rank()).c_str());
   check(options);
   ProgressRelay progress(options);
-  ddp::LaunchOptions launching = progress.launch_options();
+  ddp::LaunchOptions launching = progress.relayed(options.job);
   launching.interrupt_grace = kInterruptGrace;
   int own_code = 0;
   const int code = ddp::spawn(
@@ -263,9 +269,6 @@ void require_files(const TrainOptions& options) {
 }  // namespace
 
 int run(const TrainOptions& options, const std::string&) {
-  require<UsageError>(!Recovery::instance().expected(),
-                      "duet train cannot be a rank of an elastic job: what it counts "
-                      "of its steps is not given to a rank that replaces a lost one");
   if (!options.libtorch.empty()) return serve_script_bursts(options);
   started_ns();  // the first call, before anything that takes time
   if (!options.port_range.empty()) setenv(ddp::kPortRangeVariable, options.port_range.c_str(), 1);
@@ -277,6 +280,7 @@ int run(const TrainOptions& options, const std::string&) {
     return train_in_threads(options);
   }
   if (has_ranks(options.mode) && (options.devices > 1 || ddp::is_launched_rank())) return train_in_ranks(options);
+  require<UsageError>(!options.job.elastic, "--elastic needs --devices 2 or more");
   ddp::SoloGroup alone;
   note_closed_output();
   return train_as_rank(options, alone);

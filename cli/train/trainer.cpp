@@ -27,15 +27,19 @@
 #include "cli/train/training_loop.h"
 #include "ddp/group/compare_ranks.h"
 #include "ddp/launch/error_file.h"
+#include "ddp/launch/job_memory.h"
 #include "ddp/launch/launch.h"
 #include "ddp/launch/rank_output.h"
 #include "ddp/store/store.h"
 #include "lib/autograd/check_finite.h"
 #include "lib/backend/backend.h"
 #include "lib/base/descriptor.h"
+#include "lib/base/environment.h"
 #include "lib/base/fault_point.h"
+#include "lib/base/recovery.h"
 #include "lib/base/text.h"
 #include "lib/base/trace.h"
+#include "lib/elastic.h"
 #include "lib/error.h"
 #include "lib/io/checkpoint.h"
 #include "lib/monotonic.h"
@@ -129,7 +133,8 @@ class ProgressReporter {
   Clock::time_point last_{};
 };
 
-class Trainer {
+/// What a rank of an elastic job gets from another one when it joins: see stream().
+class Trainer : private Recoverable {
  public:
   Trainer(const TrainOptions& options, const Images& images, Setup& setup, ddp::ProcessGroup& group)
       : options_(options),
@@ -139,13 +144,18 @@ class Trainer {
         checkpointer_(options, setup, images, leader()),
         clock_(started_ns(), lane_of(setup, group)),
         progress_(options, leader()),
-        end_(group.rank(), group.size(), [&group](std::span<double> numbers) { sum_over_ranks(group, numbers); }) {}
+        end_(group.rank(), group.size(), [&group](std::span<double> numbers) { sum_over_ranks(group, numbers); }) {
+    join();
+  }
+  ~Trainer() override { leave(); }
 
   Outcome run() {
     const std::int64_t begin_ns = monotonic_ns();
     const CheckFinite check_finite(options_.check_finite);
-    data::Position position = checkpointer_.resume();
+    position_ = checkpointer_.resume();
     warn_of_rows();
+    if (Recovery::instance().on())
+      checkpointer_.series() = ddp::all_gather_texts(group_, checkpointer_.series()).front();
     const std::int64_t steps = setup_.loader->steps();
     if (options_.untrained) {
       if (!options_.weights.empty()) take_weights();
@@ -156,20 +166,25 @@ class Trainer {
       });
       return finish();
     }
-    while (position.epoch < options_.epochs) {
-      const int epoch = static_cast<int>(position.epoch);
-      clock_.begin_epoch(steps, position.step, [&](std::int64_t done) { return checkpointer_.due({epoch, done}); });
+    bool joins = join_training();
+    while (position_.epoch < options_.epochs) {
+      const auto stops = [&](std::int64_t done) { return checkpointer_.due({position_.epoch, done}); };
+      if (std::exchange(joins, false)) {
+        clock_.continue_epoch(steps, stops);
+        if (due_ && !end_step()) return interrupted(at_step());
+      } else {
+        clock_.begin_epoch(steps, position_.step, stops);
+        reported_ = position_.step;
+      }
       count_moved_bytes(-1);
-      reported_ = position.step;
-      train_epoch(setup_, clock_, [&] { return after_step(epoch); });
+      train_epoch(setup_, clock_, [&] { return after_step(); });
       count_moved_bytes(1);
-      steps_ += static_cast<double>(clock_.epoch_step() - position.step);
-      position.step = clock_.epoch_step();
-      if (position.step < steps) return interrupted(position);
-      position = {position.epoch + 1, 0};
-      end_epoch(epoch);
-      save(position, run_.test_accuracy.back());
-      if (ends()) return interrupted(position);
+      steps_ += static_cast<double>(clock_.epoch_step() - position_.step);
+      if (clock_.epoch_step() < steps) return interrupted(at_step());
+      const std::int64_t epoch = position_.epoch;
+      elastic::unit([&] { end_epoch(epoch); });
+      say(epoch);
+      if (end_.signal() != 0) return interrupted(position_);
     }
     progress_.clear();
     run_.execution_s = static_cast<double>(monotonic_ns() - begin_ns) / 1e9;
@@ -180,6 +195,29 @@ class Trainer {
 
  private:
   bool leader() const { return group_.rank() == 0; }
+  data::Position at_step() const { return {position_.epoch, clock_.epoch_step()}; }
+
+  /// The state at the begin of the next step, or of the unit that runs.
+  void stream(StateStream& state) override {
+    state.value(position_);
+    clock_.stream(state);
+    end_.stream(state);
+    checkpointer_.stream(state);
+    for (std::vector<double>* const numbers : {&run_.train_loss, &run_.test_accuracy, &run_.epoch_s, &rates_})
+      state.sequence(*numbers);
+    state.sequence(fingerprints_);
+    for (double* const number : {&epoch_loss_, &steps_}) state.value(*number);
+    for (bool* const flag : {&due_, &saves_, &exchanges_, &warned_, &is_timed_, &is_finished_}) state.value(*flag);
+    state.value(reported_);
+  }
+
+  /// Whether this process replaces a lost one, and goes on where the others are.
+  bool join_training() {
+    if (!Recovery::instance().is_void()) return false;
+    Recovery::instance().join_training();
+    setup_.loader->set_position(at_step());
+    return position_.epoch < options_.epochs;
+  }
 
   std::int64_t untrained_steps() const {
     return images_.train->sample_shape()[0] == 1 ? kUntrainedSteps : kFewUntrainedSteps;
@@ -199,7 +237,7 @@ class Trainer {
   void take_weights() {
     const NamedTensors model = setup_.model().state_dict();
     const std::string arch = chosen_network(options_).arch;
-    restore(load_checkpoint(options_.weights, arch, model), arch, model);
+    duet::restore(load_checkpoint(options_.weights, arch, model), arch, model);
   }
 
   /// A wrapper that computes the loss in its replicas does not give outputs.
@@ -213,34 +251,49 @@ class Trainer {
                         "in one group and without a pool behind them; expected fp32, or another --model");
   }
 
-  bool after_step(int epoch) {
+  bool after_step() {
+    const int epoch = static_cast<int>(position_.epoch);
     require_precision();
-    if (!options_.fingerprints.empty() && leader()) fingerprints_ += parameters_sha256(setup_.model()) + "\n";
+    // Of all ranks where any may be lost.
+    if (!options_.fingerprints.empty() && (leader() || Recovery::instance().on()))
+      fingerprints_ += parameters_sha256(setup_.model()) + "\n";
     if (leader()) {
       warn_unless_finite(epoch, clock_.epoch_loss());
       progress_.report(clock_, epoch, options_.epochs);
     }
     // Steps of a graph are reported after the due one at the latest; those behind it are not yet counted.
-    const data::Position position{epoch, clock_.epoch_step()};
-    if (std::exchange(reported_, position.step) != position.step && checkpointer_.due(position)) {
-      count_moved_bytes(1);
-      save(position, 0);
+    const data::Position position = at_step();
+    saves_ = std::exchange(reported_, position.step) != position.step && checkpointer_.due(position);
+    exchanges_ = end_.due();
+    due_ = saves_ || exchanges_;
+    return !due_ || end_step();
+  }
+
+  /// What ranks do together after a step. False: the run was interrupted.
+  bool end_step() {
+    if (saves_) count_moved_bytes(1);
+    elastic::unit([&] {
+      if (saves_) save(at_step(), 0);
+      if (exchanges_) exchange_signals();
+    });
+    if (saves_) {
       count_moved_bytes(-1);
       clock_.skip();
     }
-    return !ends();
+    due_ = false;
+    return end_.signal() == 0;
   }
 
   /// No rank goes on before the file is there: its next step would wait for rank 0, and that wait be counted.
   void save(const data::Position& position, double accuracy) {
     if (!checkpointer_.writes()) return;
+    fault_point("checkpoint");
     checkpointer_.save(position, accuracy);
     group_.barrier().wait();
   }
 
   /// Whether this run was interrupted: the same on all ranks.
-  bool ends() {
-    if (!end_.due()) return false;
+  void exchange_signals() {
     const int own = noted_signal();
     received_ = received_ || own != 0;
     if (own != 0)  // first, before another rank can end as a consequence
@@ -248,18 +301,17 @@ class Trainer {
           ddp::RankError{.message = "received " + signal_text(own), .by_signal = true, .monotonic_ns = monotonic_ns()});
     end_.exchange(own);
     if (group_.size() > 1) clock_.lap(&StepParts::communication);
-    return end_.signal() != 0;
   }
 
   /// Once: what follows is not finite either.
-  void warn_unless_finite(int epoch, double loss) {
+  void warn_unless_finite(std::int64_t epoch, double loss) {
     if (warned_ || std::isfinite(loss)) return;
     warned_ = true;
     progress_.clear();
     std::fprintf(stderr,
                  "duet: the loss is %s in epoch %d; --check-finite ends a training at the first such value and says "
                  "where it arose\n",
-                 fixed(loss, 4).c_str(), epoch + 1);
+                 fixed(loss, 4).c_str(), static_cast<int>(epoch + 1));
   }
 
   /// All ranks and replicas must hold the same bits: a wrong reduction is found here, not by a lower
@@ -276,6 +328,10 @@ class Trainer {
   /// Returns the sums of losses over all ranks at each point of the epoch's loss curve. They have the bits of one
   /// device where all ranks know the sums of their blocks, each of which one rank has.
   std::vector<double> sums_of_losses() {
+    if (setup_.share_losses) {
+      clock_.use_blocks();
+      return clock_.loss_sums();
+    }
     double known = clock_.knows_blocks() && !setup_.own_batches ? 1 : 0;
     sum_over_ranks(group_, {&known, 1});
     if (known == group_.size()) {
@@ -288,28 +344,37 @@ class Trainer {
     return sums;
   }
 
-  void end_epoch(int epoch) {
+  /// What ranks do together after the last step of an epoch. Its results count once its last collective has ended.
+  void end_epoch(std::int64_t epoch) {
     require_same_parameters();
-    const double own_loss = clock_.epoch_loss();
     const std::vector<double> sums = sums_of_losses();
     const double ranks = setup_.own_batches ? group_.size() : 1;
     double loss = 0, rows = 0;
+    std::vector<double> losses;
     for (std::size_t i = 0; i < sums.size(); ++i) {
       const double point_rows = clock_.loss_rows()[i] * ranks;
-      run_.train_loss.push_back(sums[i] / point_rows);
+      losses.push_back(sums[i] / point_rows);
       loss += sums[i];
       rows += point_rows;
     }
-    const bool timed = clock_.epoch_seconds() > 0;  // not an epoch of nothing but the run's first step
-    if (timed) {
-      run_.epoch_s.push_back(clock_.epoch_seconds());
-      rates_.push_back(clock_.samples_per_s() * ranks);
-    }
+    fault_point("evaluation");
     double correct = static_cast<double>(
         count_correct(evaluated(), *images_.test, group_.rank(), group_.size(), options_.loader_workers));
     sum_over_ranks(group_, {&correct, 1});
-    run_.test_accuracy.push_back(correct / static_cast<double>(images_.test->size()));
-    say(epoch, own_loss, loss / rows, timed);
+    const double accuracy = correct / static_cast<double>(images_.test->size());
+    if (options_.mode == Mode::averaging) rank_losses_ = of_all_ranks({clock_.epoch_loss()});
+    save({epoch + 1, 0}, accuracy);
+    exchange_signals();
+
+    position_ = {epoch + 1, 0};
+    checkpointer_.end_epoch(accuracy);
+    run_.train_loss.insert(run_.train_loss.end(), losses.begin(), losses.end());
+    run_.test_accuracy.push_back(accuracy);
+    epoch_loss_ = loss / rows;
+    is_timed_ = clock_.epoch_seconds() > 0;  // not an epoch of nothing but the run's first step
+    if (!is_timed_) return;
+    run_.epoch_s.push_back(clock_.epoch_seconds());
+    rates_.push_back(clock_.samples_per_s() * ranks);
   }
 
   /// Every rank's numbers, in rank order, on all ranks.
@@ -320,18 +385,18 @@ class Trainer {
     return all;
   }
 
-  void say(int epoch, double own_loss, double loss, bool timed) {
-    std::vector<double> losses;
-    if (options_.mode == Mode::averaging) losses = of_all_ranks({own_loss});
+  void say(std::int64_t epoch) {
     if (!leader()) return;
     progress_.clear();
-    warn_unless_finite(epoch, loss);
-    for (std::size_t rank = 0; rank < losses.size(); ++rank)
-      std::printf("Rank  %zu , epoch  %d :  %s\n", rank, epoch, python_float(losses[rank]).c_str());
+    warn_unless_finite(epoch, epoch_loss_);
+    for (std::size_t rank = 0; rank < rank_losses_.size(); ++rank)
+      std::printf("Rank  %zu , epoch  %lld :  %s\n", rank, static_cast<long long>(epoch),
+                  python_float(rank_losses_[rank]).c_str());
     std::string time = options_.epochs == 1 && clock_.epoch_steps() == 1 ? kNothingToTime : "first step: not timed";
-    if (timed) time = concat(seconds(run_.epoch_s.back()), " s  ", grouped(std::llround(rates_.back())), " samples/s");
-    std::printf("epoch %d/%d  loss %s  accuracy %s %%  %s\n", epoch + 1, options_.epochs, fixed(loss, 4).c_str(),
-                fixed(100 * run_.test_accuracy.back(), 2).c_str(), time.c_str());
+    if (is_timed_)
+      time = concat(seconds(run_.epoch_s.back()), " s  ", grouped(std::llround(rates_.back())), " samples/s");
+    std::printf("epoch %lld/%d  loss %s  accuracy %s %%  %s\n", static_cast<long long>(epoch + 1), options_.epochs,
+                fixed(epoch_loss_, 4).c_str(), fixed(100 * run_.test_accuracy.back(), 2).c_str(), time.c_str());
     std::fflush(stdout);
   }
 
@@ -353,6 +418,15 @@ class Trainer {
     }
     run_.device_memory_mb = of_all_ranks(memory);
     run_.moved_bytes_per_step = of_all_ranks(moved);
+  }
+
+  void fill_lost_ranks() {
+    if (!Recovery::instance().on()) return;
+    run_.lost_ranks.clear();
+    for (const ddp::JobLoss& loss : ddp::JobMemory(environment_variable(kElasticVariable).value_or("")).losses())
+      run_.lost_ranks.push_back(
+          {loss.rank, loss.step,
+           static_cast<double>(std::max<std::int64_t>(loss.recovered_ns - loss.lost_ns, 0)) / 1e9});
   }
 
   /// A file that cannot be written does not keep the others from being written.
@@ -400,6 +474,11 @@ class Trainer {
   }
 
   Outcome finish() {
+    if (!is_finished_) elastic::unit([&] { fill_and_write(); });
+    return {run_, 0};
+  }
+
+  void fill_and_write() {
     fault_point("end");
     run_.mode = name(options_.mode);
     run_.device = kind_title(options_.device);
@@ -422,8 +501,10 @@ class Trainer {
     run_.peak_memory_mb = {peak_memory_mb()};
     if (!has_threads(options_)) run_.peak_memory_mb = of_all_ranks(run_.peak_memory_mb);
     fill_devices();
+    fill_lost_ranks();
     write_files();
-    return {run_, 0};
+    if (Recovery::instance().on()) group_.barrier().wait();  // another rank can do it while none has gone on
+    is_finished_ = true;
   }
 
   const TrainOptions& options_;
@@ -436,7 +517,13 @@ class Trainer {
   ProgressReporter progress_;
   CommonEnd end_;
   Run run_;
-  std::vector<double> rates_;  // images per second of each epoch
+  data::Position position_;                               // where the epoch begins that runs
+  std::vector<double> rates_;                             // images per second of each epoch
+  std::vector<double> rank_losses_;                       // mode averaging: of the last epoch
+  double epoch_loss_ = 0;                                 // of the last epoch
+  bool is_timed_ = false;                                 // the last epoch
+  bool is_finished_ = false;                              // the run: files are written
+  bool due_ = false, saves_ = false, exchanges_ = false;  // what ranks do together after the last step
   std::vector<double> moved_;  // bytes, by device of this process, over steps_ training steps
   double steps_ = 0;
   std::int64_t reported_ = 0;  // steps of the epoch

@@ -1,6 +1,7 @@
 #include "cli/train/training_loop.h"
 
 #include <algorithm>
+#include <exception>
 #include <memory>
 #include <utility>
 
@@ -9,6 +10,7 @@
 #include "lib/backend/backend.h"
 #include "lib/backend/step_graph.h"
 #include "lib/base/fault_point.h"
+#include "lib/base/recovery.h"
 #include "lib/base/trace.h"
 #include "lib/data/loader.h"
 #include "lib/error.h"
@@ -55,7 +57,10 @@ Variable step(Setup& setup, const data::Batch& batch, StepClock& clock) {
   }
   fault_point("backward");
   clock.note_blocks(ops::block_sums(loss));
+  ddp::Work losses;
+  if (setup.share_losses) losses = setup.share_losses(clock.noted_blocks(), images.size(0));
   loss.backward();
+  losses.wait();
   clock.lap(&StepParts::backward);
   if (setup.average) {
     setup.average();
@@ -85,8 +90,16 @@ class Steps {
 
  private:
   std::int64_t run_plainly() {
+    if (const std::int64_t all = Recovery::instance().recoveries(); std::exchange(recoveries_, all) != all)
+      clock_.skip();
     const data::Batch batch = loader_.batch();
-    const float mean = named_step(batch).item();  // waits for the device
+    float mean = 0;
+    try {
+      mean = named_step(batch).item();  // waits for the device
+    } catch (const std::exception&) {
+      if (!Recovery::instance().is_void()) throw;
+    }
+    if (Recovery::instance().is_void()) return 1;  // the loader gives the batch again
     clock_.lap(&StepParts::update);
     clock_.end_step(static_cast<double>(mean), loader_.rows(), loader_.stamp().global);
     return 1;
@@ -127,6 +140,7 @@ class Steps {
   std::int64_t graph_steps_;
   StepClock& clock_;
   std::int64_t pending_ = 0, rows_ = 0, global_ = 0;  // steps not reported, all of this size
+  std::int64_t recoveries_ = Recovery::instance().recoveries();
 };
 
 }  // namespace
@@ -151,6 +165,24 @@ void StepClock::begin_epoch(std::int64_t steps, std::int64_t done, std::function
   block_sums_.assign(static_cast<std::size_t>(steps_) * blocks_, 0);
   global_rows_.assign(static_cast<std::size_t>(steps_), 0);
   skip();
+}
+
+void StepClock::continue_epoch(std::int64_t steps, std::function<bool(std::int64_t)> stops) {
+  stops_ = std::move(stops);
+  steps_ = std::max<std::int64_t>(1, steps);
+  skip();
+}
+
+void StepClock::stream(StateStream& state) {
+  for (std::int64_t* const number : {&step_, &first_step_, &run_step_}) state.value(*number);
+  for (std::vector<double>* const numbers : {&loss_sums_, &loss_rows_, &block_sums_}) state.sequence(*numbers);
+  for (double* const number : {&epoch_loss_sum_, &epoch_rows_, &epoch_us_, &epoch_images_, &communicated_us_})
+    state.value(*number);
+  state.sequence(global_rows_);
+  state.sequence(step_us_);
+  state.value(total_);
+  state.value(blocks_);
+  state.value(knows_blocks_);
 }
 
 void StepClock::skip() {
@@ -267,7 +299,7 @@ void train_epoch(Setup& setup, StepClock& clock, const std::function<bool()>& af
   std::int64_t done = 0;
   for (auto at = setup.loader->begin(); at != setup.loader->end(); at += done) {
     done = steps.run();
-    if (!after_step()) return steps.settle();
+    if (!Recovery::instance().is_void() && !after_step()) return steps.settle();
   }
 }
 

@@ -8,6 +8,7 @@
 
 #include "cli/train/setup.h"
 #include "ddp/group/process_group.h"
+#include "lib/base/recovery.h"
 #include "lib/base/trace.h"
 #include "lib/data/dataset.h"
 #include "lib/device.h"
@@ -38,6 +39,8 @@ class StepClock {
   /// An epoch of `steps` steps of which the first `done` are done. Losses must be read where `stops` holds for the
   /// steps of the epoch that are done then.
   void begin_epoch(std::int64_t steps, std::int64_t done, std::function<bool(std::int64_t done)> stops = {});
+  /// Goes on with the epoch that stream() has given.
+  void continue_epoch(std::int64_t steps, std::function<bool(std::int64_t done)> stops);
   /// What was done since the last step is of none.
   void skip();
   /// Traces the time since the last lap as this part of the step, or of `steps` steps that are reported together.
@@ -50,6 +53,8 @@ class StepClock {
   void end_steps(std::int64_t steps, double losses, std::int64_t rows, std::int64_t global);
   /// Keeps ops::block_sums() of the loss of the step that runs.
   void note_blocks(std::span<const float> sums);
+  /// Of all ranks: then block_sums() are those of the whole batch, whichever rank has the rows.
+  std::vector<float>& noted_blocks() { return noted_blocks_; }
   /// Whether they are known of all steps of this epoch so far.
   bool knows_blocks() const { return knows_blocks_ && blocks_ > 0; }
   /// These sums, step by step; for adding up over ranks. Then use_blocks() makes loss_sums() those of the losses of
@@ -71,6 +76,9 @@ class StepClock {
   double epoch_seconds() const { return epoch_us_ / 1e6; }
   /// Global images per second over this epoch so far, first step of the run excluded.
   double samples_per_s() const { return epoch_us_ > 0 ? epoch_images_ / epoch_us_ * 1e6 : 0; }
+
+  /// Where the epoch stands, its losses so far, and the times of the run.
+  void stream(StateStream& state);
 
   /// Fills startup_s, waiting_share, communication_us and step_us, as this rank measured them.
   void fill(Run& run) const;

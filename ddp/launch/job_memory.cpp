@@ -7,9 +7,11 @@
 #include <algorithm>
 #include <array>
 #include <chrono>
+#include <utility>
 
 #include "ddp/group/flight_recorder.h"
 #include "lib/base/descriptor.h"
+#include "lib/base/recovery.h"
 #include "lib/base/threads.h"
 #include "lib/error.h"
 
@@ -19,10 +21,11 @@ namespace {
 
 /// The longest wait without a look: a process may be killed between its change and its wake.
 constexpr std::chrono::milliseconds kMissedWake{20};
+constexpr std::int64_t kMostCommits = std::int64_t{1} << 62;  // the next one has a number, too
 
 struct alignas(64) RankLine {
   std::atomic<std::int64_t> committed;
-  std::atomic<std::uint32_t> arrived, finished;  // for which generation, plus 1; 0: none
+  std::atomic<std::uint32_t> arrived, resumed, finished;  // in which generation, plus 1; 0: none
   std::atomic<std::uint32_t> joined;
 };
 
@@ -30,25 +33,38 @@ struct alignas(64) RankLine {
 
 struct JobMemory::Layout {
   struct Plan {
-    std::atomic<std::int64_t> step;
+    std::atomic<std::int64_t> commits;
     std::atomic<std::int32_t> source;
+  };
+  struct LossLine {
+    std::atomic<std::int32_t> rank;
+    std::atomic<std::int64_t> step, lost_ns, recovered_ns;
   };
   std::atomic<std::uint32_t> changes;  // a futex: counts changes of what follows
   std::atomic<std::uint32_t> ranks;
-  std::atomic<std::uint32_t> state;    // 2 * generation, + 1 once the job has ended
-  std::atomic<std::uint32_t> planned;  // the generation with the newest plan, + 1; 0: none
-  std::array<Plan, 64> plans;          // by generation: a rank that is slow to write an old one spoils no new one
+  std::atomic<std::uint32_t> state;      // 2 * generation, + 1 once the job has ended
+  std::atomic<std::uint32_t> planned;    // the generation with the newest plan, + 1; 0: none
+  std::array<Plan, 64> plans;            // by generation: a rank that is slow to write an old one spoils no new one
+  std::array<LossLine, kLosses> losses;  // by the generation that it began
   std::array<RankLine, kMostRanks> lines;
 
   std::uint32_t generation() const { return state.load() / 2; }
   bool ended() const { return state.load() % 2 != 0; }
   RankLine& of(int rank) { return lines[static_cast<std::size_t>(rank)]; }
   Plan& plan(std::uint32_t generation) { return plans[generation % plans.size()]; }
-  /// Whether all ranks have written that they are where `what` says, in that generation.
-  bool all(std::atomic<std::uint32_t> RankLine::*what, std::uint32_t generation) {
-    for (std::uint32_t rank = 0; rank < ranks.load(); ++rank)
-      if ((lines[rank].*what).load() != generation + 1) return false;
-    return true;
+  /// The first generation whose loss is kept: the launcher may be writing the next one, in the place of one before.
+  static std::uint32_t oldest(std::uint32_t newest) { return newest - std::min(newest, kLosses - 1) + 1; }
+  LossLine& loss(std::uint32_t generation) { return losses[generation % losses.size()]; }
+  std::int64_t committed(int rank) {
+    const std::int64_t step = of(rank).committed.load();
+    require<CommError>(kNoState <= step && step <= kMostCommits, "the memory of the elastic job has ", step,
+                       " as the commits of rank ", rank);
+    return step;
+  }
+  /// The first rank from `from` to `end` that has not written that it is where `what` says, in that generation; or end.
+  int first_not(std::atomic<std::uint32_t> RankLine::*what, std::uint32_t generation, int end, int from = 0) {
+    while (from < end && (of(from).*what).load() == generation + 1) ++from;
+    return from;
   }
   void change() {
     changes.fetch_add(1);
@@ -75,49 +91,104 @@ int JobMemory::ranks() const {
   return static_cast<int>(ranks);
 }
 
-std::int64_t JobMemory::committed(int rank) const { return memory_->of(rank).committed.load(); }
+std::int64_t JobMemory::committed(int rank) const { return memory_->committed(rank); }
+
+std::int64_t JobMemory::steps(int rank) const { return committed(rank) / Recovery::kCommitsPerStep; }
 
 bool JobMemory::ended() const { return memory_->ended(); }
 
 bool JobMemory::has_joined(int rank) const { return memory_->of(rank).joined.load() != 0; }
 
-JobArbiter::JobArbiter(JobMemory& memory, int ranks) : memory_(*memory.memory_) {
-  require<UsageError>(ranks <= JobMemory::kMostRanks, "an elastic job has at most ", JobMemory::kMostRanks,
+bool JobMemory::recovers(int rank) const {
+  return memory_->of(rank).arrived.load() != memory_->of(rank).resumed.load();
+}
+
+std::vector<JobLoss> JobMemory::losses() const {
+  const std::uint32_t newest = memory_->generation();
+  std::vector<JobLoss> losses;
+  for (std::uint32_t generation = Layout::oldest(newest); generation <= newest; ++generation) {
+    const Layout::LossLine& line = memory_->loss(generation);
+    const JobLoss& loss =
+        losses.emplace_back(JobLoss{line.rank.load(), line.step.load(), line.lost_ns.load(), line.recovered_ns.load()});
+    const std::int64_t now = monotonic_ns();
+    require<CommError>(0 <= loss.rank && loss.rank < ranks() && 0 <= loss.step && loss.step <= kMostCommits &&
+                           0 < loss.lost_ns && loss.lost_ns <= now &&
+                           (loss.recovered_ns == 0 || (loss.lost_ns <= loss.recovered_ns && loss.recovered_ns <= now)),
+                       "the memory of the elastic job has a loss of rank ", loss.rank, " after step ", loss.step,
+                       ", seen at ", loss.lost_ns, " ns and recovered at ", loss.recovered_ns, " ns");
+  }
+  return losses;
+}
+
+JobArbiter::JobArbiter(JobMemory& memory, int ranks) : memory_(*memory.memory_), ranks_(ranks) {
+  require<UsageError>(1 <= ranks && ranks <= JobMemory::kMostRanks, "an elastic job has 1 to ", JobMemory::kMostRanks,
                       " ranks, got ", ranks);
   memory_.ranks.store(static_cast<std::uint32_t>(ranks));
   memory_.planned.store(1);
 }
 
-bool JobArbiter::lose(int rank) {
+bool JobArbiter::lose(int rank, std::int64_t step) {
   std::uint32_t state = memory_.state.load();
   RankLine& line = memory_.of(rank);
   line.finished.store(0);
+  JobMemory::Layout::LossLine& loss = memory_.loss(state / 2 + 1);
+  loss.recovered_ns.store(0);
+  loss.rank.store(rank);
+  loss.step.store(step);
+  loss.lost_ns.store(monotonic_ns());
   do {
     if (state % 2 != 0) return false;
   } while (!memory_.state.compare_exchange_weak(state, state + 2));
   line.committed.store(JobMemory::kNoState);
   line.arrived.store(0);
+  line.resumed.store(0);
   memory_.change();
   return true;
 }
 
 bool JobArbiter::any_step() const {
-  for (int rank = 0; rank < static_cast<int>(memory_.ranks.load()); ++rank)
-    if (memory_.of(rank).committed.load() > 0) return true;
+  for (int rank = 0; rank < ranks_; ++rank)
+    if (memory_.committed(rank) > 0) return true;
   return false;
 }
 
-JobMember::JobMember(JobMemory& memory, int rank) : memory_(*memory.memory_), rank_(rank) {
-  require<CommError>(rank < memory.ranks(), "rank ", rank, " of an elastic job of ", memory.ranks());
+std::vector<int> JobArbiter::missing() const {
+  std::vector<int> missing;
+  const std::uint32_t generation = memory_.generation();
+  const int count = generation == 0 ? 0 : ranks_;
+  for (int rank = 0; (rank = memory_.first_not(&RankLine::arrived, generation, count, rank)) < count; ++rank)
+    missing.push_back(rank);
+  return missing;
+}
+
+JobMember::JobMember(JobMemory& memory, int rank) : memory_(*memory.memory_), rank_(rank), ranks_(memory.ranks()) {
+  require<CommError>(0 <= rank && rank < ranks_, "rank ", rank, " of an elastic job of ", ranks_);
   memory_.of(rank).joined.store(1);
 }
 
 std::uint32_t JobMember::generation() const { return memory_.generation(); }
 
-void JobMember::commit(std::int64_t step) { memory_.of(rank_).committed.store(step); }
+void JobMember::commit(std::int64_t commits) {
+  memory_.of(rank_).committed.store(commits);
+  if (std::exchange(recovers_, false)) note_recovery(commits / Recovery::kCommitsPerStep);
+}
+
+void JobMember::note_recovery(std::int64_t step) {
+  RankLine& line = memory_.of(rank_);
+  line.resumed.store(line.arrived.load());
+  const std::int64_t now = monotonic_ns();
+  const std::uint32_t newest = memory_.generation();
+  for (std::uint32_t generation = JobMemory::Layout::oldest(newest); generation <= newest; ++generation) {
+    JobMemory::Layout::LossLine& loss = memory_.loss(generation);
+    if (loss.rank.load() != rank_ || loss.recovered_ns.load() != 0) continue;
+    loss.step.store(step);
+    loss.recovered_ns.store(now);
+  }
+}
 
 std::uint32_t JobMember::arrive() {
   const std::uint32_t generation = memory_.generation();
+  recovers_ = true;
   memory_.of(rank_).finished.store(0);
   memory_.of(rank_).arrived.store(generation + 1);
   memory_.change();
@@ -126,15 +197,15 @@ std::uint32_t JobMember::arrive() {
 
 /// All who have arrived see the same steps, as these change in groups only: which rank publishes makes no difference.
 void JobMember::publish_plan(std::uint32_t generation) {
-  RecoveryPlan plan{.step = JobMemory::kNoState};
-  for (int rank = 0; rank < static_cast<int>(memory_.ranks.load()); ++rank) {
-    const std::int64_t committed = memory_.of(rank).committed.load();
-    if (committed <= plan.step) continue;
-    plan.step = committed;
+  RecoveryPlan plan{.commits = JobMemory::kNoState};
+  for (int rank = 0; rank < ranks_; ++rank) {
+    const std::int64_t committed = memory_.committed(rank);
+    if (committed <= plan.commits) continue;
+    plan.commits = committed;
     plan.source = rank;
   }
   if (is_behind(generation)) return;
-  memory_.plan(generation).step.store(plan.step);
+  memory_.plan(generation).commits.store(plan.commits);
   memory_.plan(generation).source.store(plan.source);
   std::uint32_t before = memory_.planned.load();
   while (before < generation + 1 && !memory_.planned.compare_exchange_weak(before, generation + 1)) {
@@ -145,13 +216,19 @@ void JobMember::publish_plan(std::uint32_t generation) {
 std::optional<RecoveryPlan> JobMember::await_plan(std::uint32_t generation) {
   for (;;) {
     const std::uint32_t changes = memory_.changes.load();
-    if (memory_.planned.load() != generation + 1 && memory_.all(&RankLine::arrived, generation))
+    if (memory_.planned.load() != generation + 1 && memory_.first_not(&RankLine::arrived, generation, ranks_) == ranks_)
       publish_plan(generation);
-    if (memory_.planned.load() == generation + 1) {
-      const RecoveryPlan plan{memory_.plan(generation).step.load(), memory_.plan(generation).source.load()};
-      if (!is_behind(generation)) return plan;
-    }
+    const std::uint32_t planned = memory_.planned.load();
+    const RecoveryPlan plan{memory_.plan(generation).commits.load(), memory_.plan(generation).source.load()};
     if (is_behind(generation)) return {};
+    require<CommError>(planned <= generation + 1, "the memory of the elastic job has a plan for generation ",
+                       planned - 1, " in generation ", generation);
+    if (planned == generation + 1) {
+      require<CommError>(0 <= plan.commits && plan.commits <= kMostCommits && 0 <= plan.source && plan.source < ranks_,
+                         "the memory of the elastic job has a plan to go on after commit ", plan.commits,
+                         ", whose state rank ", plan.source, " of ", ranks_, " has");
+      return plan;
+    }
     futex_wait(memory_.changes, changes, kMissedWake);
   }
 }
@@ -162,7 +239,8 @@ bool JobMember::finish(std::uint32_t generation) {
   for (;;) {
     const std::uint32_t changes = memory_.changes.load();
     std::uint32_t running = 2 * generation;
-    if (memory_.all(&RankLine::finished, generation) && memory_.state.compare_exchange_strong(running, running + 1))
+    if (memory_.first_not(&RankLine::finished, generation, ranks_) == ranks_ &&
+        memory_.state.compare_exchange_strong(running, running + 1))
       memory_.change();
     if (memory_.ended()) return true;
     if (is_behind(generation)) return false;

@@ -7,15 +7,24 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "lib/monotonic.h"
 
 namespace duet::ddp {
 
-/// The step after which the ranks of a generation go on.
+/// Where the ranks of a generation go on.
 struct RecoveryPlan {
-  std::int64_t step = 0;  // complete ones
-  int source = 0;         // a rank with the state after it
+  std::int64_t commits = 0;  // that are complete: see Recovery::commits()
+  int source = 0;            // a rank with the state behind them
+};
+
+/// A rank that was lost.
+struct JobLoss {
+  int rank = 0;
+  std::int64_t step = 0;          // the last complete one, after which all go on
+  std::int64_t lost_ns = 0;       // when the launcher saw it, by the monotonic clock
+  std::int64_t recovered_ns = 0;  // when another process had its number, and the state after `step`; 0: not yet
 };
 
 /// The memory, mapped by launcher and ranks. A generation is a set of processes with the ranks' numbers: each loss
@@ -25,6 +34,7 @@ class JobMemory {
  public:
   static constexpr int kMostRanks = 1024;
   static constexpr std::int64_t kNoState = -1;  // of a process that has just started
+  static constexpr std::uint32_t kLosses = 64;  // older ones are overwritten
   static std::size_t bytes();
   /// Maps the file at `path`, of bytes() bytes, all zero at first. Throws CommError where it cannot be mapped.
   explicit JobMemory(const std::string& path);
@@ -34,11 +44,17 @@ class JobMemory {
 
   /// Throws CommError for a number that cannot be one.
   int ranks() const;
-  /// The last step that the rank has completed, or kNoState.
+  /// What the rank has completed (Recovery::commits()), or kNoState.
   std::int64_t committed(int rank) const;
+  /// The steps of that.
+  std::int64_t steps(int rank) const;
   bool ended() const;
   /// Whether the rank has made its JobMember.
   bool has_joined(int rank) const;
+  /// Whether the rank has arrived for a generation, and has not gone on in it.
+  bool recovers(int rank) const;
+  /// The last kLosses - 1 at most, the oldest first.
+  std::vector<JobLoss> losses() const;
 
  private:
   friend class JobArbiter;
@@ -53,16 +69,19 @@ class JobArbiter {
   /// Begins the first generation, of processes without a step.
   JobArbiter(JobMemory& memory, int ranks);
   /// The process of a rank has ended, and nothing of it writes any more: begins a new generation, in which another
-  /// process has its number. False: the job has ended before.
-  bool lose(int rank);
+  /// process has its number. `step` is the last complete one. False: the job has ended before.
+  bool lose(int rank, std::int64_t step);
   /// Whether another rank than a lost one has a state after a step or more.
   bool any_step() const;
+  /// The ranks that have not arrived for the newest generation; none in the first, which needs no arrivals.
+  std::vector<int> missing() const;
 
  private:
   JobMemory::Layout& memory_;
+  int ranks_;
 };
 
-/// A rank's side.
+/// A rank's side. Throws CommError for numbers that no launcher and no rank have written.
 class JobMember {
  public:
   JobMember(JobMemory& memory, int rank);
@@ -70,8 +89,8 @@ class JobMember {
   std::uint32_t generation() const;
   /// Whether a loss has begun a newer generation than `own`.
   bool is_behind(std::uint32_t own) const { return generation() != own; }
-  /// The step is complete: parameters and state are those after it.
-  void commit(std::int64_t step);
+  /// So much is complete: parameters and state are those behind it.
+  void commit(std::int64_t commits);
   /// Leaves the group of the last generation; returns the newest one.
   std::uint32_t arrive();
   /// Waits for the plan of that generation, which the last rank to arrive makes; empty: there is a newer generation.
@@ -83,8 +102,10 @@ class JobMember {
 
  private:
   void publish_plan(std::uint32_t generation);
+  void note_recovery(std::int64_t step);
   JobMemory::Layout& memory_;
-  int rank_;
+  int rank_, ranks_;
+  bool recovers_ = false;  // has arrived, and has not gone on
 };
 
 }  // namespace duet::ddp

@@ -62,14 +62,6 @@ void remark(const LaunchOptions& options, LaunchOutput& output, const std::strin
   });
 }
 
-/// Writes one at once, where there is no thread for it.
-void remark(const LaunchOptions& options, const std::string& text) {
-  if (options.on_remark)
-    options.on_remark(text);
-  else
-    write_if_read(STDERR_FILENO, text + "\n");
-}
-
 constexpr Milliseconds kPoll{50};   // where the kernel cannot report that a process has ended
 constexpr Milliseconds kLook{250};  // the kernel does not report a stopped process
 constexpr Milliseconds kStopReported{1000}, kKilled{1};
@@ -101,8 +93,9 @@ struct JobRank {
   RankError error{};  // its own report; the message in one line, empty where there is none
   Clock::time_point when{}, seen{};
 
-  std::optional<Clock::time_point> stopped{};  // since when
-  bool stop_reported = false;
+  std::optional<Clock::time_point> stopped{};      // since when
+  bool stop_reported = false, stop_ended = false;  // ended: by the launcher, as it lasted too long
+  bool recovery_reported = false;
 
   FlightRecord record() const { return FlightRecorder::read(record_file.path); }
 };
@@ -165,6 +158,7 @@ class Job {
   bool any_alive() {
     for (JobRank& rank : ranks_) rank.process.look();
     look_for_losses();
+    look_for_recoveries();
     look_for_failures();
     return std::any_of(ranks_.begin(), ranks_.end(), [](const JobRank& rank) { return !rank.process.ended(); });
   }
@@ -174,7 +168,7 @@ class Job {
     if (rank.failed || !rank.process.ended()) return false;
     if (rank.process.signal() == 0 && rank.process.exit_code() == 0) return losses_->trains(rank.rank);
     const auto error = read_error_file(rank.error_file.path);
-    return !error || error->by_signal;
+    return !error || (error->by_signal && rank.process.signal() != 0);  // else it has ended in order
   }
 
   /// Puts a process that replaces a lost one in its place.
@@ -191,7 +185,7 @@ class Job {
     for (JobRank& rank : ranks_) {
       if (!is_lost(rank)) continue;
       const std::string cause = message_of(rank);
-      const JobLosses::Loss loss = losses_->lose(rank.rank);
+      const JobLosses::Loss loss = losses_->lose(rank.rank, cause, rank.stop_ended ? Phase::none : rank.record().phase);
       if (loss == JobLosses::Loss::begins) return start_all_again(cause);
       if (loss == JobLosses::Loss::ends_job) {  // also by a rank that has ended with exit code 0
         rank.failed = true;
@@ -201,6 +195,20 @@ class Job {
       start_again(rank);
       remark(concat(cause, " after step ", losses_->step(), "; another process replaces it"));
     }
+  }
+
+  /// Says which new processes have the state of the training; ends the job where some do not come.
+  void look_for_recoveries() {
+    if (!losses_) return;
+    for (JobRank& rank : ranks_) {
+      if (rank.replacement == 0 || rank.recovery_reported) continue;
+      const std::string text = losses_->recovery(rank.rank);
+      rank.recovery_reported = !text.empty();
+      if (rank.recovery_reported) remark(text);
+    }
+    if (sigterm_at_ || terminate_at_ || interrupted_ != 0) return;
+    if (const auto absence = losses_->overdue(options_.replace_timeout))
+      end_by(ranks_[static_cast<std::size_t>(absence->rank)], absence->message);
   }
 
   /// Before the first step is complete there is nothing to lose.
@@ -229,7 +237,7 @@ class Job {
         blind = true;
     }
     // poll() rounds down to 0 what is left below 1 ms.
-    Milliseconds limit = blind ? kPoll : kLook;
+    Milliseconds limit = blind || (losses_ && losses_->recovers()) ? kPoll : kLook;
     if (kill_at_ || terminate_at_) {
       const auto next = terminate_at_ ? *terminate_at_ : *kill_at_;
       limit = std::min(limit, std::max(std::chrono::ceil<Milliseconds>(next - Clock::now()), Milliseconds(0)));
@@ -287,7 +295,8 @@ class Job {
   void look_for_stopped() {
     for (JobRank& rank : ranks_) {
       if (!rank.process.stopped()) {
-        if (rank.stop_reported && !rank.process.ended() && !sigterm_at_) remark(concat("rank ", rank.rank, " goes on"));
+        if (rank.stop_reported && !rank.stop_ended && !rank.process.ended() && !sigterm_at_)
+          remark(concat("rank ", rank.rank, " goes on"));
         rank.stopped.reset();
         rank.stop_reported = false;
         continue;
@@ -296,15 +305,24 @@ class Job {
       if (!rank.stopped) rank.stopped = now;
       if (!rank.stop_reported && now - *rank.stopped >= kStopReported) {
         rank.stop_reported = true;
-        remark(concat("rank ", rank.rank, " has been stopped by a signal for ", kStopReported.count(),
-                      " ms; the job ends if that lasts ", options_.stop_limit.count(), " ms"));
+        remark(concat("rank ", rank.rank, " has been stopped by a signal for ", kStopReported.count(), " ms; ",
+                      losses_ ? "another process replaces it" : "the job ends", " if that lasts ",
+                      options_.stop_limit.count(), " ms"));
       }
       if (now - *rank.stopped < options_.stop_limit || sigterm_at_ || terminate_at_ || overdue_ != nullptr) continue;
-      if (losses_) rank.process.send(SIGKILL);  // it is lost once it is dead
-      if (losses_) continue;
-      overdue_ = &rank;
-      terminate_at_ = now;
+      rank.stop_ended = true;
+      if (losses_)
+        rank.process.send(SIGKILL);  // it is lost once it is dead
+      else
+        end_by(rank, message_of(rank));
     }
+  }
+
+  /// Ends the job, of which a rank has failed that runs.
+  void end_by(const JobRank& rank, const std::string& message) {
+    overdue_ = &rank;
+    overdue_message_ = message;
+    terminate_at_ = Clock::now();
   }
 
   void look_for_waits() {
@@ -379,8 +397,9 @@ class Job {
   }
 
   std::string message_of(const JobRank& rank) const {
+    if (overdue_ == &rank) return overdue_message_;
     const std::string name = concat("rank ", rank.rank);
-    if (overdue_ == &rank)
+    if (rank.stop_ended)
       return concat(name, " was stopped by a signal for more than ", options_.stop_limit.count(), " ms");
     const std::string cause = rank.error.message.empty() ? "" : ": " + rank.error.message;
     if (killed_by(rank) != 0) return concat(name, " was killed by ", signal_text(killed_by(rank)), cause);
@@ -425,7 +444,8 @@ class Job {
   const std::vector<std::vector<int>> cores_;
   std::optional<JobLosses> losses_;   // of an elastic job
   Clock::time_point next_look_{};     // at the records
-  const JobRank* overdue_ = nullptr;  // stopped for longer than the limit
+  const JobRank* overdue_ = nullptr;  // stopped, or absent, for longer than the limit
+  std::string overdue_message_{};
   int interrupted_ = 0;
   std::optional<Clock::time_point> terminate_at_, cause_until_, sigterm_at_, kill_at_;
 };
@@ -438,6 +458,8 @@ void check(const LaunchOptions& options) {
   require<UsageError>(!options.elastic || options.nodes == 1, "an elastic job is on one host, got ", options.nodes);
   require<UsageError>(options.max_failures >= 0, "an elastic job's losses must not be negative, got ",
                       options.max_failures);
+  require<UsageError>(options.replace_timeout.count() > 0 && options.replace_timeout <= std::chrono::hours(240),
+                      "a lost rank is replaced within 1 ms to 240 hours, got ", options.replace_timeout.count(), " ms");
   require<UsageError>(options.ranks >= 1 && options.ranks <= kMaxRanks, "a job has 1 to 1024 ranks, got ",
                       options.ranks);
   require<UsageError>(!options.command.empty() && !options.command[0].empty(), "there is no program to launch");
@@ -550,49 +572,6 @@ LaunchResult launch(const LaunchOptions& options) {
            concat(result.message, "; restart ", common.attempt + 1, " of ", options.max_restarts,
                   result.report.empty() ? "" : "\n", result.report));
   }
-}
-
-namespace {
-
-constexpr const char* kCall = "DUET_SPAWN_CALL";  // which call of spawn() in the program this process is to run
-
-/// This program's arguments as it was started.
-std::vector<std::string> own_command() {
-  std::ifstream file("/proc/self/cmdline", std::ios::binary);
-  std::vector<std::string> command;
-  for (std::string argument; std::getline(file, argument, '\0');) command.push_back(argument);
-  require<UsageError>(!command.empty(), "cannot read /proc/self/cmdline");
-  command[0] = std::filesystem::read_symlink("/proc/self/exe").string();
-  return command;
-}
-
-int run_rank(const std::function<void(int)>& body) {
-  std::setvbuf(stdout, nullptr, _IOLBF, 1 << 16);  // lines get out even if the rank dies
-  try {
-    body(resolve_rank().place.rank);
-    return 0;
-  } catch (const std::exception& error) {
-    return report_failure(error);
-  }
-}
-
-std::atomic<int> calls{0};
-
-}  // namespace
-
-int spawn(const std::function<void(int)>& body, int ranks, LaunchOptions options) {
-  const int call = calls++;
-  if (is_launched_rank()) {
-    const auto wanted = environment_variable(kCall);  // without it another launcher made this rank
-    return !wanted || *wanted == std::to_string(call) ? run_rank(body) : 0;
-  }
-  options.ranks = ranks;
-  options.command = own_command();
-  options.environment.emplace_back(kCall, std::to_string(call));
-  const LaunchResult result = launch(options);
-  for (const std::string& text : {result.message, result.report})
-    if (!text.empty()) remark(options, text);
-  return result.exit_code;
 }
 
 }  // namespace duet::ddp

@@ -52,11 +52,15 @@ struct LaunchOptions {
   bool elastic = false;
   /// So many losses, without 100 steps between any two, end an elastic job with the next.
   int max_failures = 3;
+  /// How long after a loss all ranks may take to come together again, before an elastic job ends: the program's time to
+  /// its first batch, and the longest step.
+  Milliseconds replace_timeout{600'000};
   /// Between SIGTERM and SIGKILL when the job is ended.
   Milliseconds grace{1000};
   /// Replaces `grace` after a signal to the launcher, if longer: time for ranks to end a step and write a checkpoint.
   Milliseconds interrupt_grace{0};
-  /// How long a rank may be stopped (SIGSTOP) before that ends the job. A remark names it after a second.
+  /// How long a rank may be stopped (SIGSTOP) before that ends the job, or is a loss of an elastic one. A remark names
+  /// it after a second.
   Milliseconds stop_limit{30'000};
   /// Puts "[rank 1] " before each line that a rank prints.
   bool label_lines = false;

@@ -3,10 +3,15 @@
 #include <sys/stat.h>
 
 #include <algorithm>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
 #include <string>
+#include <utility>
 
 #include "lib/base/descriptor.h"
 #include "lib/error.h"
+#include "lib/monotonic.h"
 
 namespace duet::ddp {
 
@@ -22,7 +27,9 @@ RankFile make_file(const std::string& kind, std::size_t bytes) {
 
 }  // namespace
 
-JobLosses::JobLosses(int ranks, int most) : ranks_(ranks), most_(most) { begin(); }
+JobLosses::JobLosses(int ranks, int most) : ranks_(ranks), most_(most), last_(static_cast<std::size_t>(ranks)) {
+  begin();
+}
 
 void JobLosses::begin() {
   arbiter_.reset();
@@ -32,17 +39,49 @@ void JobLosses::begin() {
   arbiter_.emplace(*job_, ranks_);
 }
 
-JobLosses::Loss JobLosses::lose(int rank) {
+JobLosses::Loss JobLosses::lose(int rank, const std::string& how, Phase phase) {
   std::int64_t step = 0;
-  for (int one = 0; one < ranks_; ++one) step = std::max(step, job_->committed(one));
+  for (int one = 0; one < ranks_; ++one) step = std::max(step, job_->steps(one));
   losses_ = step - step_ >= kStepsBetween ? 1 : losses_ + 1;
   step_ = std::max(step_, step);
+  const bool computes = (phase == Phase::forward || phase == Phase::backward) && !job_->recovers(rank);
+  const LastLoss now{computes ? job_->steps(rank) + 1 : 0, how};
+  const LastLoss before = std::exchange(last_[static_cast<std::size_t>(rank)], now);
+  if (now.within > 0 && before.within == now.within && before.how == now.how)
+    return end(
+        concat("step ", now.within, " has killed rank ", rank, " twice: its rows of the batch may be the cause"));
   if (losses_ > most_)
     return end(concat("more than ", most_, " losses without ", kStepsBetween, " steps between any two"));
   if (step_ == 0) return Loss::begins;
-  if (!arbiter_->lose(rank)) return end("all ranks had ended their training");
+  if (!arbiter_->lose(rank, step_)) return end("all ranks had ended their training");
   if (arbiter_->any_step()) return Loss::replaced;
   return step_ == 1 ? Loss::begins : end("no rank is left that has the state of the training");
+}
+
+bool JobLosses::recovers() const {
+  const std::vector<JobLoss> losses = job_->losses();
+  return std::any_of(losses.begin(), losses.end(), [](const JobLoss& loss) { return loss.recovered_ns == 0; });
+}
+
+std::string JobLosses::recovery(int rank) const {
+  const std::vector<JobLoss> losses = job_->losses();
+  const auto loss = std::find_if(losses.rbegin(), losses.rend(), [&](const JobLoss& one) { return one.rank == rank; });
+  if (loss == losses.rend() || loss->recovered_ns == 0) return "";
+  return concat("rank ", rank, " is replaced after ", (loss->recovered_ns - loss->lost_ns) / 1'000'000,
+                " ms; the job goes on after step ", loss->step);
+}
+
+std::optional<JobLosses::Absence> JobLosses::overdue(Milliseconds limit) const {
+  const std::vector<JobLoss> losses = job_->losses();
+  if (losses.empty() || Clock::duration(monotonic_ns() - losses.back().lost_ns) <= limit) return {};
+  const std::vector<int> missing = arbiter_->missing();
+  if (missing.empty()) return {};
+  std::string names;
+  for (const int rank : missing)
+    names += concat(names.empty() ? "" : ", ", "rank ", rank,
+                    job_->committed(rank) == JobMemory::kNoState ? "'s new process" : "");
+  return Absence{missing.front(), concat(names, missing.size() > 1 ? " have" : " has", " not joined within ",
+                                         std::chrono::duration<double>(limit).count(), " s after the last loss")};
 }
 
 JobLosses::Loss JobLosses::end(const std::string& reason) {

@@ -5,9 +5,11 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "ddp/group/flight_recorder.h"
 #include "ddp/launch/job_memory.h"
+#include "ddp/store/store.h"
 
 namespace duet::ddp {
 
@@ -26,18 +28,34 @@ class JobLosses {
     begins,    // no step was complete: all ranks are to start again
     ends_job,  // for the reason()
   };
-  /// The process of a rank has ended by itself, or was killed.
-  Loss lose(int rank);
+  /// The process of a rank has ended by itself, or was killed: how, in words, and where in a step its record says that
+  /// it was.
+  Loss lose(int rank, const std::string& how = "", Phase phase = Phase::none);
   /// What is added to the message of a job that was ended by a loss; empty: nothing.
   const std::string& reason() const { return reason_; }
   /// The last step that any rank had completed when the last one was lost.
   std::int64_t step() const { return step_; }
+  /// Whether any lost rank has no process yet that has the state of the training.
+  bool recovers() const;
+  /// Says that the newest process of a rank that was lost has that state, and after what time; empty: it has not.
+  std::string recovery(int rank) const;
+  struct Absence {
+    int rank = -1;  // the first one
+    std::string message{};
+  };
+  /// Ranks that have not joined the others within the limit after the newest loss.
+  std::optional<Absence> overdue(Milliseconds limit) const;
   /// Whether a rank that ends now leaves the others in the midst of the training.
   bool trains(int rank) const { return job_->has_joined(rank) && !job_->ended(); }
   /// Forgets the ranks, for others that begin from the start.
   void begin();
 
  private:
+  /// The last loss of a rank.
+  struct LastLoss {
+    std::int64_t within = 0;  // which step it computed; 0: none
+    std::string how{};
+  };
   Loss end(const std::string& reason);
   static constexpr std::int64_t kStepsBetween = 100;
   const int ranks_, most_;
@@ -47,6 +65,7 @@ class JobLosses {
   int losses_ = 0;
   std::int64_t step_ = 0;
   std::string reason_{};
+  std::vector<LastLoss> last_;  // by rank; also from before begin()
 };
 
 }  // namespace duet::ddp

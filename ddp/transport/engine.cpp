@@ -85,6 +85,7 @@ class EngineGroup final : public ProcessGroup {
 
   const char* backend() const override { return core_->transport().name(); }
   std::shared_ptr<Storage> shared_storage(std::size_t bytes) override {
+    run_until(kAll, true);  // ranks wait for each other here as in a collective, so behind those that were started
     const std::lock_guard running(running_);
     return core_->engine->shared_storage(bytes);
   }

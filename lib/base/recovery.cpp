@@ -2,10 +2,13 @@
 
 #include <algorithm>
 #include <cstring>
+#include <exception>
 #include <typeinfo>
 #include <utility>
 
 #include "lib/base/environment.h"
+#include "lib/base/lasting.h"
+#include "lib/elastic.h"
 #include "lib/error.h"
 
 namespace duet {
@@ -21,6 +24,11 @@ void StateStream::bytes(std::span<std::byte> own) {
   rest_ = rest_.subspan(own.size());
 }
 
+void StateStream::require_left(std::uint64_t count, std::size_t size) const {
+  require<CommError>(count <= rest_.size() / size, "the state of another rank has ", count, " values of ", size,
+                     " bytes, but ", rest_.size(), " bytes are left of it");
+}
+
 void Recoverable::join() {
   if (Recovery::instance().expected_) Recovery::instance().objects_.push_back(this);
 }
@@ -28,14 +36,16 @@ void Recoverable::join() {
 void Recoverable::leave() {
   Recovery& recovery = Recovery::instance();
   if (!recovery.expected_) return;
-  if (recovery.on_ && recovery.steps_ > 0) {
+  if (recovery.on_ && recovery.commits_ > 0) {
     recovery.state();
     recovery.is_kept_ = true;
   }
   std::erase(recovery.objects_, this);
 }
 
-Recovery::Recovery() : expected_(environment_variable(kElasticVariable).has_value()) {}
+Recovery::Recovery()
+    : expected_(environment_variable(kElasticVariable).has_value()),
+      replaces_(environment_variable(kReplacementVariable).value_or("0") != "0") {}
 
 Recovery& Recovery::instance() {
   static Recovery recovery;
@@ -60,15 +70,33 @@ void Recovery::take_loader() {
                       "an elastic job has one loader whose batches the ranks share, but a second one is made");
 }
 
+void Recovery::require_no_redo() const {
+  require<UsageError>(
+      !redo_due_,
+      "a pass over the loader has ended within a step that an elastic job is to do again: leave it when "
+      "a batch comes, not after its step");
+}
+
 void Recovery::recover_if_void() {
   if (!void_ || std::exchange(recovered_, true)) return;
   ++recoveries_;
   group_.recover();
 }
 
-void Recovery::begin_step() {
+void Recovery::begin_batch() {
   if (!on_) return;
   recover_if_void();
+  ++batches_;
+  if (completed_ || void_) begin_attempt();
+}
+
+void Recovery::end_pass() {
+  completed_ = true;
+  ++passes_;
+}
+
+void Recovery::begin_attempt() {
+  forward_ = false;
   void_ = recovered_ = completed_ = redo_due_ = false;
   for (Recoverable* const object : objects_) object->begin_step();
 }
@@ -78,15 +106,55 @@ void Recovery::complete_step() {
       !completed_,
       "a second step of an optimizer for one batch, or one without a batch: an elastic job redoes "
       "steps, which begin with a batch of a loader that ranks share and have one step of one optimizer");
+  require<UsageError>(!in_unit_, "a step of an optimizer within a unit of an elastic job, which is between two steps");
+  commit((steps() + 1) * kCommitsPerStep);
+}
+
+void Recovery::commit(std::int64_t commits) {
   completed_ = true;
-  is_kept_ = false;
-  ++steps_;
+  is_kept_ = forward_ = false;
+  commits_ = commits;
   for (Recoverable* const object : objects_) object->complete_step();
-  group_.complete(steps_);
+  group_.complete(commits_);
+}
+
+void Recovery::join_training() {
+  recover_if_void();
+  own_units_ = units_;
+}
+
+void Recovery::run_unit(FunctionRef<void()> body) {
+  if (!on_) return body();
+  require_no_redo();
+  require<UsageError>(!forward_ && !in_unit_, "a unit of an elastic job within a step, or within another one");
+  if (++own_units_ <= units_) return;  // done before this process had the rank's number
+  do {
+    recover_if_void();
+    if (own_units_ <= units_) {  // another rank has completed it: its state is that behind the unit
+      completed_ = true;
+      redo_due_ = false;
+      return;
+    }
+  } while (!attempt(body));
+  ++units_;
+  commit(commits_ + 1);
+}
+
+/// Runs the body of a unit once; false where a rank was lost in it.
+bool Recovery::attempt(FunctionRef<void()> body) {
+  begin_attempt();
+  const ScopedValue<bool> in_unit(in_unit_, true);
+  try {
+    body();
+  } catch (const std::exception&) {
+    if (!void_) throw;
+  }
+  return !void_;
 }
 
 void Recovery::stream(StateStream& state) {
-  state.value(steps_);
+  state.value(commits_);
+  state.value(units_);
   for (Recoverable* const object : objects_) {
     const std::uint64_t kind = typeid(*object).hash_code();
     std::uint64_t given = kind;
@@ -118,5 +186,7 @@ void Recovery::restore() {
 void Recovery::regroup() {
   for (Recoverable* const object : objects_) object->regroup();
 }
+
+void elastic::unit(const std::function<void()>& body) { Recovery::instance().run_unit(body); }
 
 }  // namespace duet

@@ -5,8 +5,11 @@
 #include <cstdint>
 #include <functional>
 #include <span>
+#include <type_traits>
 #include <utility>
 #include <vector>
+
+#include "lib/base/function_ref.h"
 
 namespace duet {
 
@@ -21,13 +24,22 @@ class StateStream {
   /// Writes the bytes, or reads as many. Throws CommError where fewer are left.
   void bytes(std::span<std::byte> own);
   template <class T>
-  void value(T& own) {
-    bytes(std::as_writable_bytes(std::span(&own, 1)));
+  requires std::is_trivially_copyable_v<T>
+  void value(T& own) { bytes(std::as_writable_bytes(std::span(&own, 1))); }
+  /// A vector or string of such values, of any length.
+  template <class T>
+  void sequence(T& own) {
+    std::uint64_t count = own.size();
+    value(count);
+    if (reads_) require_left(count, sizeof(own[0]));
+    own.resize(count);
+    bytes(std::as_writable_bytes(std::span(own)));
   }
   std::vector<std::byte> written() { return std::move(written_); }
   bool at_end() const { return rest_.empty(); }
 
  private:
+  void require_left(std::uint64_t count, std::size_t size) const;
   std::vector<std::byte> written_;
   std::span<const std::byte> rest_;
   bool reads_ = false;
@@ -42,7 +54,7 @@ class Recoverable {
   Recoverable(const Recoverable&) = delete;
   Recoverable& operator=(const Recoverable&) = delete;
 
-  /// A batch is delivered: what restore() goes back to.
+  /// The first batch of a step is delivered, or a unit begins: what restore() goes back to.
   virtual void begin_step() {}
   /// A step is complete: it will not be done again.
   virtual void complete_step() {}
@@ -76,12 +88,14 @@ class Recovery {
   void take_loader();
   /// A step that this rank has left is to be done again: the loader has not delivered its batch yet.
   bool is_redo_due() const { return redo_due_; }
+  /// Throws UsageError if so: the program has left the pass, or trains no more.
+  void require_no_redo() const;
   void set_redo_due(bool due) { redo_due_ = due; }
 
-  /// What the process group does: `complete` when a step is complete; `recover` agrees on the last complete step, with
-  /// the ranks there are, and takes the state after it.
+  /// What the process group does: `complete` when a step or unit is complete; `recover` agrees on the last complete
+  /// one, with the ranks there are, and takes the state after it.
   struct Group {
-    std::function<void(std::int64_t step)> complete;
+    std::function<void(std::int64_t commits)> complete;
     std::function<void()> recover;
   };
   /// On while a group is set.
@@ -90,20 +104,49 @@ class Recovery {
   bool on() const { return on_; }
   /// Whether this process is a rank of an elastic job.
   bool expected() const { return expected_; }
+  /// Whether another process has had the number of this rank before.
+  bool replaces() const { return replaces_; }
 
   bool is_void() const { return void_; }
-  /// Between the delivery of a batch and the end of its step.
+  /// Between the delivery of a batch and the end of its step, or within a unit.
   bool in_step() const { return !completed_; }
+  bool in_unit() const { return in_unit_; }
   void set_void() { void_ = true; }
   /// Brings this rank to the last step that is complete on any: at the end of a backward, and before the next batch.
   void recover_if_void();
-  /// The loader is about to deliver a batch; the step is no longer void.
-  void begin_step();
+  /// The model has gone forward: the step is to have an update.
+  void note_forward() { forward_ = true; }
+  /// The loader is about to deliver a batch, the first of a step or one more; the step is no longer void.
+  void begin_batch();
   /// A pass of the loader has ended: what the program does now is not part of a step.
-  void end_pass() { completed_ = true; }
+  void end_pass();
+  /// How many batches were delivered, and passes ended.
+  std::int64_t batches() const { return batches_; }
+  std::int64_t passes() const { return passes_; }
   /// The parameters are updated. Throws UsageError for a second time in a step.
   void complete_step();
-  std::int64_t steps() const { return steps_; }
+  /// See elastic::unit() in lib/elastic.h.
+  void run_unit(FunctionRef<void()> body);
+  /// For a program that goes on from the state itself, before its first pass and unit: a process that replaces a lost
+  /// one takes the state here.
+  void join_training();
+
+  /// Counts steps, and units between two of them: what ranks agree on.
+  std::int64_t commits() const { return commits_; }
+  std::int64_t steps() const { return commits_ / kCommitsPerStep; }
+  /// How many commits a step counts; a unit counts 1.
+  static constexpr std::int64_t kCommitsPerStep = 1 << 20;
+
+  /// While one lives, collectives are of a kind whose results a process that joins takes with the state.
+  class InState {
+   public:
+    InState() { instance().in_state_ = true; }
+    ~InState() { instance().in_state_ = false; }
+    InState(const InState&) = delete;
+    InState& operator=(const InState&) = delete;
+  };
+  bool in_state() const { return in_state_; }
+
   /// How often this rank has recovered.
   std::int64_t recoveries() const { return recoveries_; }
 
@@ -115,13 +158,19 @@ class Recovery {
  private:
   friend class Recoverable;
   void stream(StateStream& state);
+  void commit(std::int64_t commits);
+  void begin_attempt();
+  bool attempt(FunctionRef<void()> body);
 
   Recovery();
 
   const bool expected_;  // this process is a rank of an elastic job
+  const bool replaces_;
   bool on_ = false, void_ = false, recovered_ = false, completed_ = true, redo_due_ = false;
-  bool has_loader_ = false, had_group_ = false;
-  std::int64_t steps_ = 0;  // complete ones
+  bool has_loader_ = false, had_group_ = false, in_unit_ = false, in_state_ = false, forward_ = false;
+  std::int64_t commits_ = 0, batches_ = 0, passes_ = 0;
+  std::int64_t units_ = 0;      // complete ones of the training
+  std::int64_t own_units_ = 0;  // that this process has come to
   std::int64_t recoveries_ = 0;
   Group group_;
   std::vector<Recoverable*> objects_;  // in the order of their construction

@@ -116,7 +116,8 @@ Loader::Loader(const Dataset& dataset, std::unique_ptr<BatchSampler> sampler, co
       batch_shape_(with_rows(dataset.sample_shape())),
       steps_(sampler_->steps()),
       data_hash_(dataset.data_hash()),
-      shared_(Recovery::instance().expected() && steps_ > 0 && sampler_->step(0).shards > 1) {
+      shared_(Recovery::instance().expected() && !Recovery::instance().in_unit() && steps_ > 0 &&
+              sampler_->step(0).shards > 1) {
   require<UsageError>(0 <= options.workers && options.workers <= kMaxWorkers, "the loader takes 0 to ", kMaxWorkers,
                       " workers, got ", options.workers);
   require<UsageError>(1 <= options.prefetch && options.prefetch <= kMaxPrefetch, "the loader prefetches 1 to ",
@@ -159,9 +160,7 @@ Loader::Iterator Loader::begin() {
   step_ = begin_ = begin.step;
   if (shared_ && Recovery::instance().on()) {
     has_recovered();
-    require<UsageError>(!Recovery::instance().is_redo_due(),
-                        "a pass over the loader has ended within a step that an "
-                        "elastic job is to do again: leave it when a batch comes, not after its step");
+    Recovery::instance().require_no_redo();
     if (epoch_ <= mark_.epoch) go_to_mark();
   }
   if (options_.generator) options_.generator->random_int64();
@@ -219,7 +218,7 @@ void Loader::produce() {
     return;
   }
   if (shared_) {
-    Recovery::instance().begin_step();
+    Recovery::instance().begin_batch();
     delivered_ = true;
   }
   if (resident_ != nullptr) {

@@ -83,10 +83,26 @@ TEST_CASE("launch takes torchrun's options in both spellings, and leaves the pro
       std::replace(option.begin() + 2, option.end(), '-', dash);
       return option;
     };
-    const LaunchOptions one =
-        launch({spelled("--nproc-per-node"), "2", spelled("--max-restarts"), "3", spelled("--rdzv-id"), "my-job",
-                spelled("--rdzv-backend") + "=c10d", spelled("--rdzv-endpoint"), "h:1", spelled("--log-dir"), "a_b",
-                "--tee", "3", spelled("--no-pin"), spelled("--rdzv-timeout"), "7", spelled("--stop-limit"), "9"});
+    const LaunchOptions one = launch({spelled("--nproc-per-node"),
+                                      "2",
+                                      spelled("--max-restarts"),
+                                      "3",
+                                      spelled("--rdzv-id"),
+                                      "my-job",
+                                      spelled("--rdzv-backend") + "=c10d",
+                                      spelled("--rdzv-endpoint"),
+                                      "h:1",
+                                      spelled("--log-dir"),
+                                      "a_b",
+                                      "--tee",
+                                      "3",
+                                      spelled("--no-pin"),
+                                      spelled("--rdzv-timeout"),
+                                      "7",
+                                      spelled("--stop-limit"),
+                                      "9",
+                                      spelled("--replace-timeout"),
+                                      "0.5"});
     CHECK(one.job.ranks == 2);
     CHECK(one.job.max_restarts == 3);
     CHECK(one.job.run_id == "my-job");
@@ -95,6 +111,7 @@ TEST_CASE("launch takes torchrun's options in both spellings, and leaves the pro
     CHECK(one.no_pin);
     CHECK(one.job.join_timeout == std::chrono::seconds(7));
     CHECK(one.job.stop_limit == std::chrono::seconds(9));
+    CHECK(one.job.replace_timeout == std::chrono::milliseconds(500));
     CHECK(one.job.command == std::vector<std::string>{"program", "--some_flag", "-n", "3"});
     const LaunchOptions two = launch({"--nnodes", "2", spelled("--node-rank"), "1", spelled("--master-addr"), "h",
                                       spelled("--master-port"), "5", spelled("--rdzv-backend"), "static"});

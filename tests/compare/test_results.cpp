@@ -79,6 +79,7 @@ TEST_CASE("results.json has the names that other programs read") {
                            "per_device_statistics",
                            "library_sums",
                            "added_uses",
+                           "lost_ranks",
                            "rounds_us",
                            "rounds_step_us",
                            "rank_step_us",
@@ -98,6 +99,7 @@ TEST_CASE("results.json keeps the order of its names and the form of its values"
   Results results = duet_test::made_up();
   results.runs[0].rounds_us = results.runs[0].train_loss = {1.0 / 3, std::nan("")};
   results.runs[0].rounds_step_us.clear();
+  results.runs[0].lost_ranks = {{.rank = 1, .step = 7, .recovery_s = 0.25}};
   results.runs[0].step_us = {};
   results.model = duet_test::made_up_model();
   const std::string text = to_json(results);
@@ -124,7 +126,7 @@ TEST_CASE("results.json keeps the order of its names and the form of its values"
       to_json(results.runs[0]) ==
       R"({"mode":"single","device":"cpu","devices":1,"physical_devices":1,"precision":"fp32","threads_per_device":1,"ok":true,"error":"","startup_s":0.25,"epoch_s":[7.92,8.0,8.08],"samples_per_s":7500.0,"speedup":1.0,"efficiency":1.0,"waiting_share":0.0,"communication_us":0.0,"parameters_sha256":")" +
           std::string(64, 'a') +
-          R"(","first_differing_step":null,"step_us":{"input":0.0,"scatter":0.0,"replicate":0.0,"forward":0.0,"gather":0.0,"loss":0.0,"backward":0.0,"communication":0.0,"update":0.0},"median_step":[],"train_loss":[0.3333333333333333,null],"test_accuracy":[0.9712],"peak_memory_mb":[120.5],"device_memory_mb":[],"moved_bytes_per_step":[],"graph":false,"workers":"process","backend":"","communication_waiting_us":null,"communication_moving_us":null,"waiting_interval_us":[],"moving_interval_us":[],"step_waiting_us":null,"rank_waiting_us":[],"eager_parts":false,"execution_s":0.0,"rounds_us":[0.3333333333333333,null],"rounds_step_us":[],"rounds_waiting_us":[],"rank_step_us":[],"speedup_low":null,"speedup_high":null,"ceiling_efficiency":null,"cpu_share":null,"other_programs_share":0.01,"rounds_other_programs":[],"synchronisation_us":[],"batch":128,"per_device_statistics":false,"library_sums":false,"added_uses":false,"blocks":0})"
+          R"(","first_differing_step":null,"step_us":{"input":0.0,"scatter":0.0,"replicate":0.0,"forward":0.0,"gather":0.0,"loss":0.0,"backward":0.0,"communication":0.0,"update":0.0},"median_step":[],"train_loss":[0.3333333333333333,null],"test_accuracy":[0.9712],"peak_memory_mb":[120.5],"device_memory_mb":[],"moved_bytes_per_step":[],"graph":false,"workers":"process","backend":"","communication_waiting_us":null,"communication_moving_us":null,"waiting_interval_us":[],"moving_interval_us":[],"step_waiting_us":null,"rank_waiting_us":[],"eager_parts":false,"execution_s":0.0,"rounds_us":[0.3333333333333333,null],"rounds_step_us":[],"rounds_waiting_us":[],"rank_step_us":[],"speedup_low":null,"speedup_high":null,"ceiling_efficiency":null,"cpu_share":null,"other_programs_share":0.01,"rounds_other_programs":[],"synchronisation_us":[],"batch":128,"per_device_statistics":false,"library_sums":false,"added_uses":false,"blocks":0,"lost_ranks":[{"rank":1,"step":7,"recovery_s":0.25}]})"
           "\n");
   CHECK_THAT(text,
              duet_test::ContainsSubstring(

@@ -1,23 +1,36 @@
 // A training of an elastic job, for the tests: prints a hash of parameters, buffers and the optimizer's state.
 //
-//   elastic_program cnn|plain|synchronised
-//   elastic_program no_sync|two_steps|two_forwards|whole_batches|breaks      loops that an elastic job refuses
+//   elastic_program cnn|plain|synchronised|accumulated
+//   elastic_program crossing|two_steps|two_forwards|whole_batches|breaks      loops that an elastic job refuses
+//   elastic_program kills      step 5 kills rank 1, whichever process has its number
+//   elastic_program absent     a process that replaces a lost one does not join the others
+#include <signal.h>
+#include <unistd.h>
+
 #include <array>
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
 #include <exception>
 #include <memory>
+#include <optional>
+#include <span>
 #include <string>
 #include <utility>
 
 #include "ddp/distributed_data_parallel.h"
 #include "ddp/init.h"
 #include "ddp/launch/launch.h"
+#include "lib/autograd/grad_mode.h"
+#include "lib/autograd/variable.h"
+#include "lib/base/environment.h"
+#include "lib/base/recovery.h"
 #include "lib/base/sha256.h"
 #include "lib/data/dataset.h"
 #include "lib/data/loader.h"
 #include "lib/data/mnist/drawn_digits.h"
+#include "lib/elastic.h"
+#include "lib/error.h"
 #include "lib/nn/module.h"
 #include "lib/nn/network_options.h"
 #include "lib/nn/resnet.h"
@@ -28,6 +41,7 @@
 #include "lib/optim/lr_scheduler.h"
 #include "samplers/batch.h"
 #include "samplers/random.h"
+#include "samplers/sequential.h"
 
 using namespace duet;
 
@@ -44,7 +58,23 @@ std::unique_ptr<nn::Module> make_network(const std::string& name) {
   return model;
 }
 
+/// Each rank has a part of the images.
+void evaluate(nn::Module& model, const data::Dataset& images, ddp::ProcessGroup& group) {
+  const NoGrad no_grad;
+  model.eval();
+  data::Loader loader(
+      images, std::make_unique<samplers::BlockedBatches>(
+                  std::make_unique<samplers::SequentialSampler>(images.size()),
+                  samplers::BlockedOptions{.global_batch = 100, .world_size = group.size(), .rank = group.rank()}));
+  std::int64_t rows = 0;
+  for (auto& [samples, labels] : loader) rows += model(samples).shape()[0];
+  model.train();
+  group.all_reduce(std::span(&rows, 1)).wait();
+  require<UsageError>(rows == images.size(), "the ranks evaluate ", rows, " of ", images.size(), " images");
+}
+
 void train(const std::string& name) {
+  while (name == "absent" && environment_variable(kReplacementVariable) != "0") ::pause();
   const data::ImageDataset images = data::draw_digits(1, 200);
   const auto model = make_network(name);
   const auto group = ddp::init_process_group();
@@ -59,17 +89,28 @@ void train(const std::string& name) {
           samplers::BlockedOptions{
               .global_batch = 24, .world_size = whole ? 1 : group->size(), .rank = whole ? 0 : group->rank()}),
       {.workers = 1});
+  // A process that replaces a lost one gets the sum that the others had.
+  std::int64_t ranks = 1;
+  group->all_reduce(std::span(&ranks, 1)).wait();
+  require<UsageError>(ranks == group->size(), "the sum over ", group->size(), " ranks is ", ranks);
+  const int window = name == "accumulated" ? 3 : name == "crossing" ? 2 : 1;  // batches of a step
   for (int epoch = 0; epoch < kEpochs; ++epoch) {
     for (auto& [samples, labels] : loader) {
-      if (name == "no_sync") static_cast<void>(net.no_sync());
-      opt.zero_grad();
-      ops::cross_entropy(net(samples), labels).backward();
+      const std::int64_t place = samples.stamp().step % window;
+      std::optional<ddp::DistributedDataParallel::NoSync> accumulates;
+      if (place < window - 1) accumulates.emplace(net.no_sync());
+      if (place == 0) opt.zero_grad();
+      const Variable output = net(samples);
+      if (name == "kills" && samples.stamp().step == 5 && group->rank() == 1) ::raise(SIGSEGV);
+      ops::cross_entropy(output, labels).backward();
+      if (accumulates) continue;
       if (name == "two_forwards") ops::cross_entropy(net(samples), labels).backward();
       if (name == "two_steps") opt.step();
       optim::clip_grad_norm(*model, 1.0);
       opt.step();
       if (name == "breaks" && samples.stamp().step == 4) break;
     }
+    if (name != "crossing") elastic::unit([&] { evaluate(*model, images, *group); });
     schedule.step();
   }
   if (group->rank() != 0) return;

@@ -16,6 +16,11 @@ inline constexpr int kSteps = 3;
 inline constexpr int kCollectives = 2;  // of a step
 inline constexpr int kChunks = 2;       // in which a rank gives its state to others
 
+// A unit between two steps of training, such as an evaluation or a checkpoint, is a step here: some collectives that
+// none completes before all have posted, and a commit, counted with the others. With one collective, as a unit may
+// have, the searches find the same. A unit whose only collective lets its root go on, as a broadcast may, would not
+// hold the ranks one step apart.
+
 /// Mistakes that can be planted, to show that the search finds them.
 enum class Mistake {
   none,

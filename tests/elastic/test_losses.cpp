@@ -1,13 +1,20 @@
 // The memory by which the launcher and the ranks of an elastic job agree.
 #include <array>
+#include <chrono>
 #include <cstddef>
+#include <cstdint>
 #include <optional>
 #include <string>
 #include <thread>
+#include <vector>
 
+#include "ddp/group/flight_recorder.h"
 #include "ddp/launch/job_memory.h"
 #include "ddp/launch/losses.h"
+#include "ddp/store/store.h"
+#include "lib/base/recovery.h"
 #include "lib/error.h"
+#include "lib/monotonic.h"
 #include "tests/support/catch2.h"
 
 using namespace duet;
@@ -17,10 +24,12 @@ using Loss = JobLosses::Loss;
 
 namespace {
 
+std::int64_t after_step(std::int64_t step) { return step * duet::Recovery::kCommitsPerStep; }
+
 /// A job of three ranks that have completed these steps.
 struct Job {
   explicit Job(std::array<int, 3> steps, int most = 3) : losses(3, most), memory(losses.memory().path) {
-    for (std::size_t rank = 0; rank < 3; ++rank) members[rank].commit(steps[rank]);
+    for (std::size_t rank = 0; rank < 3; ++rank) members[rank].commit(after_step(steps[rank]));
   }
   JobLosses losses;
   JobMemory memory;
@@ -38,7 +47,7 @@ TEST_CASE("a plan has the last step that a rank has completed, once all have arr
   for (JobMember& member : job.members) {
     const std::optional<RecoveryPlan> plan = member.await_plan(1);
     REQUIRE(plan);
-    CHECK(plan->step == 5);
+    CHECK(plan->commits == after_step(5));
     CHECK(plan->source == 1);
   }
 }
@@ -85,10 +94,143 @@ TEST_CASE("a job ends when no rank has the state any more") {
 TEST_CASE("more losses than are allowed end a job, where there are not 100 steps between") {
   Job job({1, 1, 1}, 2);
   for (int i = 0; i < 2; ++i) CHECK(job.losses.lose(0) == Loss::replaced);
-  job.members[1].commit(101);
+  job.members[1].commit(after_step(101));
   for (int i = 0; i < 2; ++i) CHECK(job.losses.lose(0) == Loss::replaced);
   CHECK(job.losses.lose(0) == Loss::ends_job);
   CHECK_THAT(job.losses.reason(), ContainsSubstring("more than 2 losses without 100 steps"));
+}
+
+TEST_CASE("a loss is told with the time until another process has the state") {
+  Job job({4, 5, 5});
+  CHECK(job.memory.losses().empty());
+  const std::int64_t before = monotonic_ns();
+  CHECK(job.losses.lose(2) == Loss::replaced);
+  std::vector<JobLoss> losses = job.memory.losses();
+  REQUIRE(losses.size() == 1);
+  CHECK(losses[0].rank == 2);
+  CHECK(losses[0].step == 5);
+  CHECK(losses[0].lost_ns >= before);
+  CHECK(losses[0].recovered_ns == 0);
+  for (JobMember& member : job.members) member.arrive();
+  job.members[0].commit(after_step(6));  // a survivor's
+  CHECK(job.losses.recovery(2).empty());
+  CHECK(job.losses.recovers());
+  job.members[2].commit(after_step(6));
+  losses = job.memory.losses();
+  CHECK(losses[0].step == 6);  // completed by another one after the loss
+  CHECK(losses[0].recovered_ns >= losses[0].lost_ns);
+  CHECK_THAT(job.losses.recovery(2),
+             ContainsSubstring("rank 2 is replaced after ") && ContainsSubstring(" ms; the job goes on after step 6"));
+  CHECK(job.losses.recovery(0).empty());
+  CHECK_FALSE(job.losses.recovers());
+  const std::int64_t recovered = losses[0].recovered_ns;
+  job.members[2].commit(after_step(7));
+  CHECK(job.losses.lose(0) == Loss::replaced);
+  job.members[2].arrive();
+  job.members[2].commit(after_step(8));
+  CHECK(job.memory.losses()[0].recovered_ns == recovered);
+  CHECK(job.memory.losses()[0].step == 6);
+}
+
+TEST_CASE("a process that replaces a lost replacement is that of both losses") {
+  Job job({5, 5, 5});
+  CHECK(job.losses.lose(1) == Loss::replaced);
+  job.members[1].arrive();
+  CHECK(job.losses.lose(1) == Loss::replaced);
+  CHECK(job.losses.lose(2) == Loss::replaced);
+  JobMember fresh(job.memory, 1);
+  fresh.arrive();
+  fresh.commit(after_step(5));
+  const std::vector<JobLoss> losses = job.memory.losses();
+  REQUIRE(losses.size() == 3);
+  CHECK(losses[0].recovered_ns != 0);
+  CHECK(losses[1].recovered_ns == losses[0].recovered_ns);
+  CHECK(losses[2].recovered_ns == 0);
+}
+
+TEST_CASE("the newest losses are kept") {
+  Job job({1, 1, 1}, 200);
+  for (int i = 0; i < 200; ++i) {
+    job.members[0].commit(after_step(i + 1));
+    REQUIRE(job.losses.lose(1 + i % 2) == Loss::replaced);
+  }
+  const std::vector<JobLoss> losses = job.memory.losses();
+  REQUIRE(losses.size() == JobMemory::kLosses - 1);
+  for (std::size_t i = 0; i < losses.size(); ++i) {
+    const int number = static_cast<int>(200 - losses.size() + i);
+    REQUIRE(losses[i].step == number + 1);
+    REQUIRE(losses[i].rank == 1 + number % 2);
+  }
+}
+
+TEST_CASE("ranks that do not come together after a loss are named") {
+  constexpr Milliseconds kAtOnce{-1};
+  Job job({5, 5, 5});
+  CHECK_FALSE(job.losses.overdue(kAtOnce));
+  CHECK(job.losses.lose(1) == Loss::replaced);
+  CHECK_FALSE(job.losses.overdue(std::chrono::hours(1)));
+  job.members[0].arrive();
+  std::optional<JobLosses::Absence> absence = job.losses.overdue(kAtOnce);
+  REQUIRE(absence);
+  CHECK(absence->rank == 1);
+  CHECK(absence->message == "rank 1's new process, rank 2 have not joined within -0.001 s after the last loss");
+  job.members[2].arrive();
+  absence = job.losses.overdue(kAtOnce);
+  REQUIRE(absence);
+  CHECK_THAT(absence->message, ContainsSubstring("rank 1's new process has not joined within"));
+  job.members[1].arrive();
+  CHECK_FALSE(job.losses.overdue(kAtOnce));
+}
+
+TEST_CASE("a step that kills its rank twice in the same way ends the job") {
+  const std::string killed = "rank 1 was killed by signal 11 (SIGSEGV)";
+  const auto join = [](Job& job) {
+    for (JobMember& member : job.members) {
+      member.arrive();
+      member.commit(after_step(7));
+    }
+  };
+  Job job({7, 7, 7}, 50);
+  const auto lose = [&](const std::string& how, Phase phase) {
+    const Loss loss = job.losses.lose(1, how, phase);
+    join(job);
+    return loss;
+  };
+  SECTION("the same") {
+    CHECK(lose(killed, Phase::backward) == Loss::replaced);
+    CHECK(job.losses.lose(0, "rank 0 ended with exit code 1", Phase::forward) == Loss::replaced);
+    join(job);
+    CHECK(lose(killed, Phase::forward) == Loss::ends_job);
+    CHECK_THAT(job.losses.reason(), ContainsSubstring("step 8 has killed rank 1 twice"));
+  }
+  SECTION("in another way") {
+    CHECK(lose(killed, Phase::forward) == Loss::replaced);
+    CHECK(lose("rank 1 ended with exit code 3", Phase::forward) == Loss::replaced);
+  }
+  SECTION("outside of its computation") {
+    CHECK(lose(killed, Phase::forward) == Loss::replaced);
+    CHECK(lose(killed, Phase::ready) == Loss::replaced);
+    CHECK(lose(killed, Phase::after) == Loss::replaced);
+  }
+  SECTION("in a recovery") {
+    CHECK(lose(killed, Phase::backward) == Loss::replaced);
+    CHECK(job.losses.lose(0) == Loss::replaced);
+    job.members[1].arrive();  // within backward
+    CHECK(lose(killed, Phase::backward) == Loss::replaced);
+  }
+  SECTION("in another step") {
+    CHECK(lose(killed, Phase::forward) == Loss::replaced);
+    for (JobMember& member : job.members) member.commit(after_step(8));
+    CHECK(lose(killed, Phase::forward) == Loss::replaced);
+  }
+}
+
+TEST_CASE("the first step may kill its rank twice, too") {
+  Job job({0, 0, 0});
+  CHECK(job.losses.lose(2, "killed", Phase::forward) == Loss::begins);
+  job.losses.begin();
+  CHECK(job.losses.lose(2, "killed", Phase::forward) == Loss::ends_job);
+  CHECK_THAT(job.losses.reason(), ContainsSubstring("step 1 has killed rank 2 twice"));
 }
 
 TEST_CASE("memory of an elastic job that is none is refused") {
@@ -96,4 +238,23 @@ TEST_CASE("memory of an elastic job that is none is refused") {
   CHECK_THROWS_AS(JobMemory(""), CommError);
   Job job({1, 1, 1});
   CHECK_THROWS_AS(JobMember(job.memory, 3), CommError);
+}
+
+TEST_CASE("numbers that cannot be are refused") {
+  Job job({5, 5, 5});
+  CHECK(job.losses.lose(1) == Loss::replaced);
+  for (JobMember& member : job.members) {
+    member.arrive();
+    member.commit(after_step(-1));
+    member.commit(JobMemory::kNoState);
+  }
+  CHECK_THROWS_WITH(job.members[0].await_plan(1),
+                    ContainsSubstring("a plan to go on after commit -1, whose state rank 0"));
+  CHECK_THROWS_WITH(job.memory.losses(), ContainsSubstring("a loss of rank 1 after step -1"));
+  job.members[2].commit(-5);
+  CHECK_THROWS_WITH(job.memory.committed(2), ContainsSubstring("-5 as the commits of rank 2"));
+  CHECK_THROWS_AS(job.losses.lose(0), CommError);
+  job.members[2].commit(INT64_MAX);
+  CHECK_THROWS_AS(job.memory.committed(2), CommError);
+  CHECK_THROWS_AS(JobMember(job.memory, -1), CommError);
 }

@@ -201,6 +201,28 @@ def control_block():
     yield b"\1" + u16(0) + text(b"\xff\xff\xff\xff") + b"\10" + b"\2" + u16(128) + text(b"\1") + b"\6" + message(0, b"\1") + b"\10"
 
 
+def job_memory():
+    def on(rank, operation, rest=b""):
+        return u16(rank) + bytes([operation]) + rest
+
+    def damage(at, value):
+        return on(0, 0, bytes([at < 64]) + u16(at) + text(struct.pack("<I", value)))
+
+    lose, arrive = on(1, 1, b"\1\1"), b"".join(on(rank, 3) for rank in range(3))
+    commit = b"".join(on(rank, 2, struct.pack("<q", 7)) for rank in range(3))
+    plans = b"".join(on(rank, 4, b"\1") for rank in range(3))
+    for number in range(4):  # changes, ranks, state, planned
+        for value in (0, 3, 0xffffffff):
+            yield lose + arrive + damage(4 * number, value) + plans + on(2, 7)
+    yield commit + lose + arrive + plans + commit + lose + on(1, 7)
+    yield on(0, 2, struct.pack("<q", -5)) + lose + arrive + plans
+    for at, value in ((40, 9), (40, 0xffffffff), (36, 0xffffffff)):  # the plan's source, and its step
+        yield lose + arrive + on(0, 4, b"\1") + damage(at, value) + plans
+    yield lose + damage(1092, 0x7fffffff) + on(0, 4, b"\1")  # when the first loss was seen
+    yield on(1, 2, struct.pack("<q", 2**63 - 1)) + lose
+    yield on(0, 5, struct.pack("<I", 6)) + on(1, 6, struct.pack("<I", 0))
+
+
 def tcp_receiver():
     def head(tag, size):
         return b"\4" + bytes([tag]) + struct.pack("<Q", size)
@@ -249,7 +271,7 @@ WORDS = {
         "cli/options/options.cpp", "cli/options/launch_options.cpp", "cli/options/training_options.cpp")))),
 }
 TARGETS = (safetensors, checkpoint, idx, image, store_wire, store_server, store_client, file_store, error_file, flight_record,
-           rank_resolver, command_line, control_block, tcp_mesh, tcp_receiver, results)
+           rank_resolver, command_line, control_block, job_memory, tcp_mesh, tcp_receiver, results)
 
 
 def main(folder):

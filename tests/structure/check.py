@@ -48,12 +48,12 @@ MAX_FILES = 30
 MAX_FUNCTION = 60  # lines
 # Parts of the tree -> most files and lines of all together. A commit that raises one says why.
 BUDGETS = {
-    ("lib",): (199, 26_500),
+    ("lib",): (200, 26_650),
     ("samplers",): (6, 390),
     ("dp",): (10, 1_660),
-    ("ddp",): (92, 15_150),
+    ("ddp",): (95, 15_500),
     ("torch",): (31, 3_750),
-    PROGRAM: (81, 13_240),
+    PROGRAM: (81, 13_460),
     ("examples",): (26, 2_580),
 }
 

@@ -161,6 +161,7 @@ TEST_CASE("a stopped rank is named after a second, and ends the job at the limit
 }
 
 TEST_CASE("a stopped rank that continues does not fail the job") {
+  const bool elastic = GENERATE(false, true);
   const Scratch scratch;
   const std::string waits = "[ $RANK = 0 ] || { echo $$; kill -STOP $$; until [ -e \"$0\" ]; do sleep 0.02; done; }";
   pid_t stopped = 0;
@@ -168,6 +169,7 @@ TEST_CASE("a stopped rank that continues does not fail the job") {
   const LaunchResult result =
       launch({.ranks = 2,
               .command = {"/bin/sh", "-c", waits, scratch.path("end")},
+              .elastic = elastic,
               .stop_limit = 60s,
               .on_line = [&](int, bool, std::string_view line) { stopped = std::stoi(std::string(line)); },
               .on_remark =
@@ -180,6 +182,8 @@ TEST_CASE("a stopped rank that continues does not fail the job") {
                   }});
   CHECK(result.exit_code == 0);
   REQUIRE(remarks.size() == 2);
+  CHECK_THAT(remarks.front(), ContainsSubstring(elastic ? "; another process replaces it if that lasts 60000 ms"
+                                                        : "; the job ends if that lasts 60000 ms"));
   CHECK(remarks.back() == "rank 1 goes on");
 }
 
@@ -270,5 +274,7 @@ TEST_CASE("bad options of several hosts and restarts are refused") {
   CHECK_THROWS_WITH(run(1, {"true"}, {.nodes = 2, .master_port = 1, .max_restarts = 1}),
                     ContainsSubstring("cannot be restarted"));
   CHECK_THROWS_WITH(run(1, {"true"}, {.max_restarts = -1}), ContainsSubstring("got -1"));
+  CHECK_THROWS_WITH(run(1, {"true"}, {.max_failures = -1}), ContainsSubstring("got -1"));
+  CHECK_THROWS_WITH(run(1, {"true"}, {.replace_timeout = Milliseconds(0)}), ContainsSubstring("got 0 ms"));
   CHECK_THROWS_WITH(run(1, {"true"}, {.log_folder = "/proc/no"}), ContainsSubstring("cannot make folder /proc/no"));
 }
