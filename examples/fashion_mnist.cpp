@@ -94,18 +94,21 @@ class Augmented : public data::Dataset {
   float ground_;
 };
 
-/// Prints the mean loss and the share of images that are recognised.
-void test(nn::Module& model, const data::ImageDataset& unseen) {
+struct Result {
+  double loss = 0, accuracy = 0;  // mean; per cent
+};
+
+Result test(nn::Module& model, const data::ImageDataset& unseen) {
   const NoGrad no_grad;
   model.eval();
   auto order = std::make_unique<samplers::SequentialSampler>(unseen.size());
   data::Loader loader(
       unseen, std::make_unique<samplers::Batches>(std::move(order), samplers::BatchOptions{.batch_size = kTestBatch}));
-  double loss = 0;
+  double losses = 0;
   std::int64_t right = 0;
   for (auto& [images, labels] : loader) {
     const Variable logits = model(images);
-    loss += static_cast<double>(ops::cross_entropy(logits, labels).item()) * static_cast<double>(labels.count());
+    losses += static_cast<double>(ops::cross_entropy(logits, labels).item()) * static_cast<double>(labels.count());
     const std::span<const float> values = logits.value().span<float>();
     for (std::size_t row = 0; row < labels.span<std::int64_t>().size(); ++row) {
       const auto chances = values.subspan(row * 10, 10);
@@ -114,7 +117,7 @@ void test(nn::Module& model, const data::ImageDataset& unseen) {
   }
   model.train();
   const auto all = static_cast<double>(unseen.size());
-  std::printf("test loss %.4f, accuracy %.2f %%\n", loss / all, 100 * static_cast<double>(right) / all);
+  return {.loss = losses / all, .accuracy = 100 * static_cast<double>(right) / all};
 }
 
 struct Options {
@@ -165,12 +168,12 @@ void train(nn::Module& model, nn::Module& net, int rank, int ranks, const Option
                                        .model = model.state_dict(),
                                        .optimizer = opt.state()});
     }
-    if (rank != 0) continue;
     const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - begin;
-    std::printf("epoch %lld: %.1f images/s, loss %.4f, ", static_cast<long long>(epoch + 1),
-                static_cast<double>(all_rows) / seconds.count(),
-                losses / static_cast<double>(std::max<std::int64_t>(rows, 1)));
-    test(model, options.data.test);
+    const Result tested = test(model, options.data.test);  // on all ranks: none of them waits for another one's test
+    if (rank != 0) continue;
+    std::printf("epoch %lld: %.1f images/s, loss %.4f, test loss %.4f, accuracy %.2f %%\n",
+                static_cast<long long>(epoch + 1), static_cast<double>(all_rows) / seconds.count(),
+                losses / static_cast<double>(std::max<std::int64_t>(rows, 1)), tested.loss, tested.accuracy);
     std::fflush(stdout);
   }
   if (rank == 0) examples::print_digest(model);
