@@ -1,4 +1,4 @@
-// ResNet-18 learns Fashion-MNIST, to 93 % of unseen images: alone, under DataParallel and under
+// ResNet-18 learns Fashion-MNIST, a training as people do it: alone, under DataParallel and under
 // DistributedDataParallel, with the same bits. docs/training.md shows what comes out.
 //
 //   fashion_mnist [MODE [DEVICES [EPOCHS [WIDTH [IMAGES [FOLDER]]]]]]
