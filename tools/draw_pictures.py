@@ -361,8 +361,47 @@ def recovery():
                 "is done again", recovery_parts())
 
 
+# After each epoch of docs/training.md: (name, colour, test losses, test accuracies).
+TRAININGS = (
+    ("duet, width 64", "forward", (0.4109, 0.5067, 0.2612, 0.2127, 0.1896), (84.99, 82.09, 90.52, 92.33, 92.83)),
+    ("duet, width 16", "update", (0.6472, 0.3582, 0.2690, 0.2219, 0.2082), (75.31, 86.93, 89.88, 91.87, 92.33)),
+    ("PyTorch, width 16", "alone", (0.5719, 0.3200, 0.2733, 0.2232, 0.2066), (79.39, 88.06, 90.13, 91.76, 92.27)),
+)
+
+
+def curves(x, title, ticks, form, lines):
+    """A panel of curves over the epochs; ticks are values, from the lowest up. lines: (colour, values)"""
+    left, width, top, height, epochs = x + 34, 266, 78, 190, len(lines[0][1])
+    low, high = ticks[0], ticks[-1]
+    yield text(x, 64, title, 13, weight="bold")
+    for tick in ticks:
+        y = top + height * (high - tick) / (high - low)
+        yield f'<path class="line" d="M{left} {y:g}h{width}" stroke-opacity="0.35"/>'
+        yield text(left - 6, y + 4, format(tick, form), 11, "end", "dim")
+    for epoch in range(epochs):
+        yield text(left + width * (epoch + 0.5) / epochs, top + height + 18, str(epoch + 1), 11, "middle", "dim")
+    for colour, values in lines:
+        points = [f"{left + width * (epoch + 0.5) / epochs:g} {top + height * (high - value) / (high - low):g}"
+                  for epoch, value in enumerate(values)]
+        yield f'<path d="M{"L".join(points)}" fill="none" stroke="{COLOURS[colour]}" stroke-width="2" stroke-linejoin="round"/>'
+
+
+def training_parts():
+    yield text(16, 26, "ResNet-18 learns Fashion-MNIST", 15, weight="bold")
+    yield text(16, 45, "After each epoch, of images that were not trained on.", 12, kind="dim")
+    for number, (name, colour, _, _) in enumerate(TRAININGS):
+        yield from box(300 + 124 * number, 12, 118, 19, COLOURS[colour], name, 11)
+    losses, accuracies = ([(training[1], training[part]) for training in TRAININGS] for part in (2, 3))
+    yield from curves(16, "Loss", (0, 0.2, 0.4, 0.6, 0.8), ".1f", losses)
+    yield from curves(366, "Accuracy, per cent", (70, 75, 80, 85, 90, 95), "g", accuracies)
+
+
+def training():
+    return page(690, 302, "Test loss and accuracy of ResNet-18 on Fashion-MNIST after each epoch", training_parts())
+
+
 PICTURES = {"collectives.svg": collectives, "cost.svg": cost, "ddp_step.svg": ddp_step, "dp_step.svg": dp_step,
-            "memory.svg": memory, "owners.svg": owners, "recovery.svg": recovery, "ring.svg": ring}
+            "memory.svg": memory, "owners.svg": owners, "recovery.svg": recovery, "ring.svg": ring, "training.svg": training}
 
 
 def main(folder):

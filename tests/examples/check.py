@@ -243,6 +243,29 @@ def check_torch_losses(programs, sources, name):
     return "" if good else f"expected {expected}\n{said}"
 
 
+def check_fashion_mnist(programs, _, name):
+    """All modes and numbers of devices end with the same bits; so does a training that goes on from the middle of an epoch."""
+    with tempfile.TemporaryDirectory() as folder:
+        write_mnist(folder)
+
+        def train(mode, devices, epochs, *checkpoints):
+            said = run(programs, name, mode, devices, epochs, "4", "300", *checkpoints, DUET_DATA=folder)
+            lines = [line for line in said.splitlines() if line.startswith(("epoch", "parameters"))]
+            # The loss of processes is that of rank 0's rows.
+            return [re.sub(r": .*, (?=test loss)", ": ", line) for line in lines] or said.splitlines()
+
+        alone = train("single", "1", "2")
+        if len(alone) != 3 or "test loss" not in alone[1]:
+            return "\n".join(alone)
+        for mode, devices in (("dp", "2"), ("dp", "3"), ("ddp", "2"), ("ddp", "3")):
+            got = train(mode, devices, "2")
+            if got != alone:
+                return difference("\n".join(alone), "\n".join(got), f"{mode} {devices}")
+        # The checkpoint of step 50 of 54 lies in epoch 17, as if the program had been killed behind it.
+        whole, rest = train("ddp", "2", "18", folder + "/saved"), train("single", "1", "18", folder + "/saved")
+        return difference("\n".join(whole[-3:]), "\n".join(rest), "resumed")
+
+
 def check_page(_, sources, name):
     """The page shows lines of the program, of its module, and of its operator."""
     program = ""
@@ -375,12 +398,13 @@ CHECKS += [(check_toy_regression, "toy_regression"), (check_tutorials, "tutorial
            (check_pictures, "draw_pictures")]
 CHECKS += [(check, name) for name in ("partition", "random_dataset_dp", "a_simple_net", "collectives", "comm_hook",
                                       "ring_all_reduce", "two_processes", "train_single", "train_dp", "train_ddp", "own_network",
-                                      "make_image_folder", "toy_regression", "autoencoder", "char_gpt")
+                                      "make_image_folder", "toy_regression", "autoencoder", "char_gpt", "fashion_mnist")
            for check in (check_help, check_wrong_arguments)]
 CHECKS += [(check, name) for name in ("train_dp", "train_ddp") for check in (check_training, check_wrapper_lines)]
 
 CHECKS += [(check_own_network, "own_network"), (check_page, "own_network"), (check_image_folder, "make_image_folder")]
 CHECKS += [(check, name) for name in ("autoencoder", "char_gpt") for check in (check_learning, check_torch_losses)]
+CHECKS += [(check_fashion_mnist, "fashion_mnist")]
 CHECKS += [(check, "imagenet") for check in (check_imagenet, check_imagenet_features, check_imagenet_errors)]
 
 
