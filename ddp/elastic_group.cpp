@@ -154,7 +154,9 @@ void ElasticGroup::recover() {
 
 bool ElasticGroup::recover_once() {
   inner_ = nullptr;
+  fault_point(joins_ ? "joining" : "arriving");
   generation_ = member_.arrive();
+  fault_point("agreement");
   const std::optional<RecoveryPlan> plan = member_.await_plan(generation_);
   if (!plan) return false;
   try {
@@ -177,6 +179,7 @@ void ElasticGroup::exchange_state(const RecoveryPlan& plan) {
   auto bytes = static_cast<std::int64_t>(state.size());
   inner_->broadcast(std::span(&bytes, 1), plan.source).wait();
   state.resize(static_cast<std::size_t>(bytes));
+  fault_point("state");
   inner_->broadcast(Buffer(state.data(), bytes, DType::u8), plan.source).wait();
   const bool takes = std::exchange(joins_, false) || recovery.commits() != plan.commits;
   if (takes) recovery.take_state(state);

@@ -9,6 +9,7 @@
 #include <sstream>
 #include <string>
 #include <thread>
+#include <vector>
 
 #include "lib/base/environment.h"
 #include "lib/parse_number.h"
@@ -20,7 +21,8 @@ std::string variable(const char* name) { return environment_variable(name).value
 
 struct Fault {
   std::string name, rank;
-  int times = 0, signal = 0;
+  int times = 0, signal = 0, replacement = 0;
+  int passed = 0;
 };
 
 struct Delay {
@@ -32,25 +34,35 @@ struct Delay {
   }
 };
 
-/// Empty unless the fault is for this process.
-const Fault& fault() {
-  static const Fault wanted = [] {
-    Fault fault;
-    const std::string restarts = variable("TORCHELASTIC_RESTART_COUNT"), replacement = variable("DUET_REPLACEMENT");
+Fault fault_of(const std::string& text) {
+  std::istringstream fields(text);
+  Fault fault;
+  std::string times, signal, replacement;
+  std::getline(fields, fault.name, ':');
+  std::getline(fields, fault.rank, ':');
+  std::getline(fields, times, ':');
+  std::getline(fields, signal, ':');
+  std::getline(fields, replacement, ':');
+  fault.times = parse_number<int>(times).value_or(0);
+  fault.signal = parse_number<int>(signal).value_or(0);
+  fault.replacement = parse_number<int>(replacement).value_or(0);
+  return fault;
+}
+
+/// Those for this process.
+std::vector<Fault>& faults() {
+  static std::vector<Fault> own = [] {
+    std::vector<Fault> found;
+    const std::string restarts = variable("TORCHELASTIC_RESTART_COUNT");
+    if (!restarts.empty() && restarts != "0") return found;
+    const int replacement = parse_number<int>(variable("DUET_REPLACEMENT")).value_or(0);
     std::istringstream text(variable("DUET_FAULT"));
-    std::string times, signal;
-    std::getline(text, fault.name, ':');
-    std::getline(text, fault.rank, ':');
-    std::getline(text, times, ':');
-    std::getline(text, signal, ':');
-    if (fault.rank != variable("RANK") || (!restarts.empty() && restarts != "0") ||
-        (!replacement.empty() && replacement != "0"))
-      return Fault{};
-    fault.times = parse_number<int>(times).value_or(0);
-    fault.signal = parse_number<int>(signal).value_or(0);
-    return fault;
+    for (std::string one; std::getline(text, one, ',');)
+      if (const Fault fault = fault_of(one); fault.rank == variable("RANK") && fault.replacement == replacement)
+        found.push_back(fault);
+    return found;
   }();
-  return wanted;
+  return own;
 }
 
 const Delay& delay() {
@@ -77,15 +89,15 @@ void wait_for(std::chrono::microseconds time) {
 
 void fault_point(const char* name, int replica) {
   static std::mutex mutex;
-  static int passed = 0;
   if (!delay().name.empty() && delay().at(name, replica)) wait_for(delay().time);
-  const Fault& wanted = fault();
-  if (wanted.name.empty() || wanted.name != name) return;
-  const std::lock_guard lock(mutex);
-  if (++passed != wanted.times) return;
-  std::fprintf(stderr, "rank %s is struck at %s by signal %d\n", wanted.rank.c_str(), name, wanted.signal);
-  std::fflush(stderr);
-  std::raise(wanted.signal);
+  for (Fault& fault : faults()) {
+    if (fault.name != name) continue;
+    const std::lock_guard lock(mutex);
+    if (++fault.passed != fault.times) continue;
+    std::fprintf(stderr, "rank %s is struck at %s by signal %d\n", fault.rank.c_str(), name, fault.signal);
+    std::fflush(stderr);
+    std::raise(fault.signal);
+  }
 }
 
 }  // namespace duet

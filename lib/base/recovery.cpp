@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "lib/base/environment.h"
+#include "lib/base/fault_point.h"
 #include "lib/base/lasting.h"
 #include "lib/elastic.h"
 #include "lib/error.h"
@@ -115,6 +116,7 @@ void Recovery::commit(std::int64_t commits) {
   is_kept_ = forward_ = false;
   commits_ = commits;
   for (Recoverable* const object : objects_) object->complete_step();
+  fault_point("commit");
   group_.complete(commits_);
 }
 

@@ -128,7 +128,7 @@ class Strikes:
 
     def run(self, what, network, ranks, strike, **environment):
         """strike(job) returns the ranks that it has struck, and by what."""
-        key = (network, ranks if network == "plain" else "any number")
+        key = (network, ranks if network in ("plain", "accumulated") else "any number")
         if key not in self.expected:
             wrong, self.expected[key], errors, _ = self.job(network, ranks, lambda job: [])
             if wrong:
@@ -142,7 +142,7 @@ class Strikes:
             return
         if not wrong and state != self.expected[key]:
             wrong = f"{state}, expected {self.expected[key]}"
-        if not wrong and "DUET_FAULT" in environment and "is struck at" not in errors:
+        if not wrong and errors.count("is struck at") < len(list(filter(None, environment.get("DUET_FAULT", "").split(",")))):
             wrong = "was not struck"
         again = "all ranks start again" in errors  # those that were to replace lost ones, too
         if not wrong and "another process replaces it" in errors and not again and not re.search(REPLACED, errors):
@@ -168,11 +168,18 @@ class Strikes:
         fault = "collective:0:227:9"
         self.run(f"DUET_FAULT={fault}, synchronised", "synchronised", 3, lambda job: [], DUET_FAULT=fault)
 
-        points = [("input", 9), ("forward", 1), ("forward", 12), ("backward", 10), ("update", 20), ("evaluation", 1),
+        points = [("input", 9), ("forward", 1), ("forward", 12), ("backward", 10), ("update", 20), ("commit", 8), ("evaluation", 1),
                   ("checkpoint", 1), ("checkpoint", 4), ("end", 1)]
         for i, ((point, times), rank) in enumerate(itertools.product(points, ranks)):
             network, number = list(TRAINED)[(i // 3 + rank) % 3], signals[(i + i // 3) % 3]
             fault = f"{point}:{rank}:{times}:{int(number)}"
+            self.run(f"DUET_FAULT={fault}, {network}", network, 3, lambda job: [], DUET_FAULT=fault)
+
+        # A second rank, or the new process, during the recovery from the loss of rank 1.
+        points = [("joining", (1,)), ("arriving", (0, 2)), ("agreement", ranks), ("state", ranks)]
+        for i, (point, rank) in enumerate((point, rank) for point, ranks_of in points for rank in ranks_of):
+            network, number = (NETWORKS + tuple(TRAINED))[i % 7], signals[i % 3]
+            fault = f"all_reduce:1:9:9,{point}:{rank}:1:{int(number)}:{int(rank == 1)}"
             self.run(f"DUET_FAULT={fault}, {network}", network, 3, lambda job: [], DUET_FAULT=fault)
 
     def run_refused(self):
