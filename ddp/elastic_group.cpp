@@ -192,6 +192,8 @@ std::unique_ptr<ProcessGroup> make_elastic_group(const ElasticOptions& options) 
   auto memory = std::make_unique<JobMemory>(environment_variable(kElasticVariable).value_or(""));
   const auto store = std::make_shared<FileStore>(store_path, "elastic", 0, options.join_timeout);
   const int ranks = memory->ranks();
+  require<CommError>(ranks == options.ranks, "the memory of the elastic job is of ", ranks, " ranks, the job has ",
+                     options.ranks);
   const auto connect_generation = [=](std::uint32_t generation, const std::function<void()>& check) {
     const auto own = std::make_shared<PrefixStore>(store, concat("generation/", generation, "/"));
     return connect({.backend = "shm",

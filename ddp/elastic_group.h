@@ -54,7 +54,7 @@ class ElasticGroup final : public ProcessGroup {
 };
 
 struct ElasticOptions {
-  int rank = 0;
+  int rank = 0, ranks = 0;
   Milliseconds timeout = kGroupTimeout, join_timeout = kStoreTimeout;
 };
 /// The group of this process's elastic job, as its launcher says in the environment.

@@ -374,8 +374,9 @@ std::unique_ptr<ProcessGroup> meet(const InitOptions& options, const Rendezvous&
   std::optional<MeetingFolder> folder;  // kept until all have met in it
   std::string address;
   if (store == nullptr && !is_elastic(options, meeting)) store = open_store(options, meeting, folder, address);
-  auto group = is_elastic(options, meeting) ? make_elastic_group({meeting.rank, options.timeout, options.join_timeout})
-                                            : join_group(options, meeting, std::move(store), std::move(address));
+  auto group = is_elastic(options, meeting)
+                   ? make_elastic_group({meeting.rank, meeting.world_size, options.timeout, options.join_timeout})
+                   : join_group(options, meeting, std::move(store), std::move(address));
   group->set_flight_recorder(record, number);
   record->enter(Phase::ready);
   return group;

@@ -34,8 +34,8 @@ REFUSED = {"crossing": "gradients of a pass over the loader are accumulated in t
                             "ranks share"}
 KILLED_TWICE = "has killed rank {} twice: its rows of the batch may be the cause"
 # What is said of the first loss, and of the end.
-ENDED = {("kills", "10"): ("rank 1 was killed by signal 11 (SIGSEGV) after step 5; another process replaces it",
-                           "rank 1 was killed by signal 11 (SIGSEGV); step 6 " + KILLED_TWICE.format(1),
+ENDED = {("kills", "10"): ("rank 1 was killed by signal 9 (SIGKILL) after step 5; another process replaces it",
+                           "rank 1 was killed by signal 9 (SIGKILL); step 6 " + KILLED_TWICE.format(1),
                            "rank 1 was in backward of step 6"),
          ("absent", "0.5"): ("; another process replaces it",
                              "rank 1's new process has not joined within 0.5 s after the last loss")}
