@@ -89,7 +89,7 @@ class Run {
     if (!member.is_behind(generation) && !is_complete()) return;
     accepted([&] {
       const std::optional<RecoveryPlan> plan = member.await_plan(generation);
-      const bool holds = !plan || (plan->step >= 0 && plan->source >= 0 && plan->source < kRanks);
+      const bool holds = !plan || (plan->commits >= 0 && plan->source >= 0 && plan->source < kRanks);
       expect(holds, "a step and one of the ranks");
     });
   }
