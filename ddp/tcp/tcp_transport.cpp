@@ -36,7 +36,7 @@ using boost::system::error_code;
 
 namespace {
 
-constexpr Milliseconds kRetryPause{50};
+constexpr Milliseconds kConnectPause{50};
 
 tcp::endpoint any_port(int rank, const std::string& address) {
   require_loopback(address);
@@ -79,7 +79,7 @@ class Mesh {
     std::vector<tcp::endpoint> lower;
     const std::vector<std::string> places = store_.multi_get(addresses);
     for (int peer = 0; peer < rank_; ++peer) lower.push_back(place_of(peer, places[static_cast<std::size_t>(peer)]));
-    while (!call_missing(lower) && Clock::now() < deadline_) std::this_thread::sleep_for(kRetryPause);
+    while (!call_missing(lower) && Clock::now() < deadline_) std::this_thread::sleep_for(kConnectPause);
     require_all();
     // Until then a higher rank may call again, as its first call may have failed.
     meet(store_, "tcp/connected", rank_, size, timeout_);
