@@ -14,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include <duet/ddp/launch/error_file.h>
 #include <duet/lib/error.h>
 
 namespace examples {
@@ -63,8 +64,7 @@ int run(int argc, char** argv, const std::string& usage, const Body& body) {
       return body(Arguments(words));
     return 0;
   } catch (const std::exception& error) {
-    std::cerr << name << ": " << error.what() << std::endl;
-    return dynamic_cast<const duet::UsageError*>(&error) != nullptr ? 2 : 1;
+    return duet::ddp::report_failure(error, (name + ": ").c_str());
   }
 }
 
