@@ -171,16 +171,11 @@ class ModuleHooks final : public GradientSynchroniser, private Recoverable {
   void step_may_begin() {
     Recovery& recovery = Recovery::instance();
     if (!recovery.on()) return;
-    recovery.note_forward();
     require<UsageError>(batch_ != recovery.batches(),
                         "a second forward in training mode of one batch: an elastic job redoes steps of batches that "
                         "go forward once; eval() is for others");
     batch_ = recovery.batches();
-    require<UsageError>(!is_begun_ || pass_ == recovery.passes(),
-                        "gradients of a pass over the loader are accumulated in the next one, but an elastic job does "
-                        "not go back to the pass before: take a step with the last batch");
-    pass_ = recovery.passes();
-    is_begun_ = true;
+    recovery.begin_forward();
     if (!saved_buffers_.defined() && range_.buffers > 0) saved_buffers_ = buffers().clone();
     if (std::exchange(regroups_, false)) share_gradients_again();
   }
@@ -190,11 +185,9 @@ class ModuleHooks final : public GradientSynchroniser, private Recoverable {
 
   void complete_step() override {
     saved_buffers_ = {};
-    is_begun_ = false;
     backwards_ = 0;
   }
   void restore() override {
-    is_begun_ = false;
     backwards_ = 0;
     if (saved_buffers_.defined()) copy(std::exchange(saved_buffers_, {}), buffers());
     store_.zero_grad();
@@ -426,11 +419,10 @@ class ModuleHooks final : public GradientSynchroniser, private Recoverable {
   const bool may_be_cut_;
   std::unique_ptr<dp::DataParallel> pieces_;
   // In an elastic job:
-  std::int64_t batch_ = -1, pass_ = 0;  // of the last forward in training mode
-  bool is_begun_ = false;               // there was one since the last complete step
-  int backwards_ = 0;                   // synchronised ones since then
-  bool regroups_ = false;               // the ranks have a new process group
-  Tensor saved_buffers_{};              // as before this step, in an elastic job
+  std::int64_t batch_ = -1;  // of the last forward in training mode
+  int backwards_ = 0;        // synchronised ones since then
+  bool regroups_ = false;    // the ranks have a new process group
+  Tensor saved_buffers_{};   // as before this step, in an elastic job
   nn::HookHandle at_begin_, on_ready_, at_end_;
 };
 
@@ -454,7 +446,7 @@ DistributedDataParallel::DistributedDataParallel(nn::Module& module, ProcessGrou
                          .subspan(static_cast<std::size_t>(range.first_slot), static_cast<std::size_t>(range.slots));
   const bool joins = Recovery::instance().is_void();  // then it gets all of this with the first step
   if (!joins) {
-    const Recovery::InState in_state;
+    const Lasting::Hold in_state = Recovery::instance().exchange_state();
     require_same_model(group_, descriptions_of(slots));
     group_.broadcast(written_values(store, range)).wait();
     std::uint64_t& seed = module_.context().seed;  // dropout's key, of rows that ranks number alike
@@ -463,7 +455,7 @@ DistributedDataParallel::DistributedDataParallel(nn::Module& module, ProcessGrou
   share_gradients(store, range, group_);
   hooks_ = std::make_unique<ModuleHooks>(module_, group_, options);
   if (joins) return;
-  const Recovery::InState in_state;
+  const Lasting::Hold in_state = Recovery::instance().exchange_state();
   hooks_->broadcast_buffers(module_.context(), 0);
 }
 

@@ -171,7 +171,7 @@ class Trainer : private Recoverable {
       const auto stops = [&](std::int64_t done) { return checkpointer_.due({position_.epoch, done}); };
       if (std::exchange(joins, false)) {
         clock_.continue_epoch(steps, stops);
-        if (due_ && !end_step()) return interrupted(at_step());
+        if (!end_step()) return interrupted(at_step());
       } else {
         clock_.begin_epoch(steps, position_.step, stops);
         reported_ = position_.step;
@@ -207,7 +207,7 @@ class Trainer : private Recoverable {
       state.sequence(*numbers);
     state.sequence(fingerprints_);
     for (double* const number : {&epoch_loss_, &steps_}) state.value(*number);
-    for (bool* const flag : {&due_, &saves_, &exchanges_, &warned_, &is_timed_, &is_finished_}) state.value(*flag);
+    for (bool* const flag : {&saves_, &exchanges_, &warned_, &is_timed_, &is_finished_}) state.value(*flag);
     state.value(reported_);
   }
 
@@ -254,7 +254,7 @@ class Trainer : private Recoverable {
   bool after_step() {
     const int epoch = static_cast<int>(position_.epoch);
     require_precision();
-    // Of all ranks where any may be lost.
+    // All ranks keep them where any may be lost.
     if (!options_.fingerprints.empty() && (leader() || Recovery::instance().on()))
       fingerprints_ += parameters_sha256(setup_.model()) + "\n";
     if (leader()) {
@@ -265,22 +265,23 @@ class Trainer : private Recoverable {
     const data::Position position = at_step();
     saves_ = std::exchange(reported_, position.step) != position.step && checkpointer_.due(position);
     exchanges_ = end_.due();
-    due_ = saves_ || exchanges_;
-    return !due_ || end_step();
+    return end_step();
   }
 
   /// What ranks do together after a step. False: the run was interrupted.
   bool end_step() {
-    if (saves_) count_moved_bytes(1);
+    if (!saves_ && !exchanges_) return true;
+    const bool saves = saves_;
+    if (saves) count_moved_bytes(1);
     elastic::unit([&] {
       if (saves_) save(at_step(), 0);
       if (exchanges_) exchange_signals();
     });
-    if (saves_) {
+    if (saves) {
       count_moved_bytes(-1);
       clock_.skip();
     }
-    due_ = false;
+    saves_ = exchanges_ = false;
     return end_.signal() == 0;
   }
 
@@ -517,14 +518,14 @@ class Trainer : private Recoverable {
   ProgressReporter progress_;
   CommonEnd end_;
   Run run_;
-  data::Position position_;                               // where the epoch begins that runs
-  std::vector<double> rates_;                             // images per second of each epoch
-  std::vector<double> rank_losses_;                       // mode averaging: of the last epoch
-  double epoch_loss_ = 0;                                 // of the last epoch
-  bool is_timed_ = false;                                 // the last epoch
-  bool is_finished_ = false;                              // the run: files are written
-  bool due_ = false, saves_ = false, exchanges_ = false;  // what ranks do together after the last step
-  std::vector<double> moved_;  // bytes, by device of this process, over steps_ training steps
+  data::Position position_;                 // where the epoch begins that runs
+  std::vector<double> rates_;               // images per second of each epoch
+  std::vector<double> rank_losses_;         // mode averaging: of the last epoch
+  double epoch_loss_ = 0;                   // of the last epoch
+  bool is_timed_ = false;                   // the last epoch
+  bool is_finished_ = false;                // the run: files are written
+  bool saves_ = false, exchanges_ = false;  // what ranks do together after the last step
+  std::vector<double> moved_;               // bytes, by device of this process, over steps_ training steps
   double steps_ = 0;
   std::int64_t reported_ = 0;  // steps of the epoch
   bool warned_ = false;        // that the loss is not finite

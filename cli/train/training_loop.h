@@ -53,7 +53,7 @@ class StepClock {
   void end_steps(std::int64_t steps, double losses, std::int64_t rows, std::int64_t global);
   /// Keeps ops::block_sums() of the loss of the step that runs.
   void note_blocks(std::span<const float> sums);
-  /// Of all ranks: then block_sums() are those of the whole batch, whichever rank has the rows.
+  /// These sums, for adding up over ranks: then block_sums() are those of the whole batch on each.
   std::vector<float>& noted_blocks() { return noted_blocks_; }
   /// Whether they are known of all steps of this epoch so far.
   bool knows_blocks() const { return knows_blocks_ && blocks_ > 0; }

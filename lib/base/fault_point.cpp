@@ -49,7 +49,7 @@ Fault fault_of(const std::string& text) {
   return fault;
 }
 
-/// Those for this process.
+/// Returns those for this process.
 std::vector<Fault>& faults() {
   static std::vector<Fault> own = [] {
     std::vector<Fault> found;

@@ -84,6 +84,15 @@ void Recovery::recover_if_void() {
   group_.recover();
 }
 
+void Recovery::begin_forward() {
+  require<UsageError>(
+      !forward_ || forward_pass_ == passes_,
+      "gradients of a pass over the loader are accumulated in the next one, but an elastic job does not "
+      "go back to the pass before: take a step with the last batch");
+  forward_ = true;
+  forward_pass_ = passes_;
+}
+
 void Recovery::begin_batch() {
   if (!on_) return;
   recover_if_void();
@@ -97,7 +106,7 @@ void Recovery::end_pass() {
 }
 
 void Recovery::begin_attempt() {
-  forward_ = false;
+  if (void_) forward_ = false;
   void_ = recovered_ = completed_ = redo_due_ = false;
   for (Recoverable* const object : objects_) object->begin_step();
 }
@@ -128,7 +137,10 @@ void Recovery::join_training() {
 void Recovery::run_unit(FunctionRef<void()> body) {
   if (!on_) return body();
   require_no_redo();
-  require<UsageError>(!forward_ && !in_unit_, "a unit of an elastic job within a step, or within another one");
+  require<UsageError>(!in_unit_, "a unit of an elastic job within another one");
+  require<UsageError>(!forward_,
+                      "a unit of an elastic job before the step of a batch that has gone forward: take a step "
+                      "with the last batch of a pass, and put the unit behind it");
   if (++own_units_ <= units_) return;  // done before this process had the rank's number
   do {
     recover_if_void();

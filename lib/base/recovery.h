@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "lib/base/function_ref.h"
+#include "lib/base/lasting.h"
 
 namespace duet {
 
@@ -114,15 +115,15 @@ class Recovery {
   void set_void() { void_ = true; }
   /// Brings this rank to the last step that is complete on any: at the end of a backward, and before the next batch.
   void recover_if_void();
-  /// The model has gone forward: the step is to have an update.
-  void note_forward() { forward_ = true; }
+  /// The model goes forward: the step is to have an update. Throws UsageError where gradients of the pass before are
+  /// still to be used.
+  void begin_forward();
   /// The loader is about to deliver a batch, the first of a step or one more; the step is no longer void.
   void begin_batch();
   /// A pass of the loader has ended: what the program does now is not part of a step.
   void end_pass();
-  /// How many batches were delivered, and passes ended.
+  /// How many batches were delivered.
   std::int64_t batches() const { return batches_; }
-  std::int64_t passes() const { return passes_; }
   /// The parameters are updated. Throws UsageError for a second time in a step.
   void complete_step();
   /// See elastic::unit() in lib/elastic.h.
@@ -137,15 +138,10 @@ class Recovery {
   /// How many commits a step counts; a unit counts 1.
   static constexpr std::int64_t kCommitsPerStep = 1 << 20;
 
-  /// While one lives, collectives are of a kind whose results a process that joins takes with the state.
-  class InState {
-   public:
-    InState() { instance().in_state_ = true; }
-    ~InState() { instance().in_state_ = false; }
-    InState(const InState&) = delete;
-    InState& operator=(const InState&) = delete;
-  };
-  bool in_state() const { return in_state_; }
+  /// While a hold lives, a process that joins takes the results of collectives with the state. Empty where this is not
+  /// on: ranks that are threads may then call this at once.
+  [[nodiscard]] Lasting::Hold exchange_state() { return on_ ? in_state_.hold() : nullptr; }
+  bool in_state() const { return in_state_.lasts(); }
 
   /// How often this rank has recovered.
   std::int64_t recoveries() const { return recoveries_; }
@@ -167,10 +163,12 @@ class Recovery {
   const bool expected_;  // this process is a rank of an elastic job
   const bool replaces_;
   bool on_ = false, void_ = false, recovered_ = false, completed_ = true, redo_due_ = false;
-  bool has_loader_ = false, had_group_ = false, in_unit_ = false, in_state_ = false, forward_ = false;
+  bool has_loader_ = false, had_group_ = false, in_unit_ = false, forward_ = false;
+  Lasting in_state_;
   std::int64_t commits_ = 0, batches_ = 0, passes_ = 0;
-  std::int64_t units_ = 0;      // complete ones of the training
-  std::int64_t own_units_ = 0;  // that this process has come to
+  std::int64_t forward_pass_ = 0;  // of the last forward
+  std::int64_t units_ = 0;         // complete ones of the training
+  std::int64_t own_units_ = 0;     // that this process has come to
   std::int64_t recoveries_ = 0;
   Group group_;
   std::vector<Recoverable*> objects_;  // in the order of their construction

@@ -1,7 +1,7 @@
 // A training of an elastic job, for the tests: prints a hash of parameters, buffers and the optimizer's state.
 //
 //   elastic_program cnn|plain|synchronised|accumulated
-//   elastic_program crossing|two_steps|two_forwards|whole_batches|breaks      loops that an elastic job refuses
+//   elastic_program crossing|leftover|two_steps|two_forwards|whole_batches|breaks     loops that an elastic job refuses
 //   elastic_program kills      step 5 kills rank 1, whichever process has its number
 //   elastic_program absent     a process that replaces a lost one does not join the others
 #include <signal.h>
@@ -93,7 +93,8 @@ void train(const std::string& name) {
   std::int64_t ranks = 1;
   group->all_reduce(std::span(&ranks, 1)).wait();
   require<UsageError>(ranks == group->size(), "the sum over ", group->size(), " ranks is ", ranks);
-  const int window = name == "accumulated" ? 3 : name == "crossing" ? 2 : 1;  // batches of a step
+  const bool odd = name == "crossing" || name == "leftover";
+  const int window = name == "accumulated" ? 3 : odd ? 2 : 1;  // batches of a step
   for (int epoch = 0; epoch < kEpochs; ++epoch) {
     for (auto& [samples, labels] : loader) {
       const std::int64_t place = samples.stamp().step % window;

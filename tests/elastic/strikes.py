@@ -27,6 +27,7 @@ TRAINED = {"trained_cnn": ("--model", "simple_cnn", "--optimizer", "adamw"),  # 
            "trained_directly": ("--model", "linear", "--optimizer", "adam")}  # without duet launch
 LOST_ALL = ("no rank is left that has the state of the training", "all ranks had ended their training")
 REFUSED = {"crossing": "gradients of a pass over the loader are accumulated in the next one",
+           "leftover": "a unit of an elastic job before the step of a batch that has gone forward",
            "two_steps": "a second step of an optimizer for one batch",
            "two_forwards": "a second forward in training mode of one batch",
            "breaks": "a pass over the loader has ended within a step that an elastic job is to do again",

@@ -100,7 +100,7 @@ TEST_CASE("more losses than are allowed end a job, where there are not 100 steps
   CHECK_THAT(job.losses.reason(), ContainsSubstring("more than 2 losses without 100 steps"));
 }
 
-TEST_CASE("a loss is told with the time until another process has the state") {
+TEST_CASE("a loss is reported with the time until the new process has received the state") {
   Job job({4, 5, 5});
   CHECK(job.memory.losses().empty());
   const std::int64_t before = monotonic_ns();
