@@ -19,6 +19,7 @@
 #include "lib/base/recovery.h"
 #include "lib/error.h"
 #include "lib/monotonic.h"
+#include "lib/nn/layers.h"
 
 namespace duet::ddp {
 namespace {
@@ -204,7 +205,15 @@ class ModuleHooks final : public GradientSynchroniser, private Recoverable {
     share_gradients(store_, range_, group());
     reducer().move(before, std::as_const(store_).gradients().raw());
     has_parts_ = has_shared_ = false;
-    if (parts_ != nullptr) parts_->first = std::as_const(store_).gradients();
+    if (!Recovery::instance().ranks_change()) {
+      if (parts_ != nullptr) parts_->first = std::as_const(store_).gradients();
+      return;
+    }
+    parts_ = nullptr;  // this rank may own other blocks
+    pieces_ = nullptr;
+    reducer().set_parts(0, nullptr, {});
+    reducer().set_scale(1);
+    sums_.set_blocks(0, 1);
   }
 
   void own_subtrees(int blocks) {
@@ -438,6 +447,13 @@ DistributedDataParallel::DistributedDataParallel(nn::Module& module, ProcessGrou
                       options.compare_parameters_every, ", expected 0 or more");
   if (store.device().kind != DeviceKind::cpu) require_not_elastic("a model on a GPU");
   if (!options.broadcast_buffers && range.buffers > 0) require_not_elastic("buffers without broadcast_buffers");
+  const auto whole_statistics = [](const nn::Module& one) {
+    return dynamic_cast<const nn::BatchNorm2d*>(&one) == nullptr || dynamic_cast<const nn::SyncBatchNorm*>(&one);
+  };
+  require<UsageError>(
+      !Recovery::instance().ranks_change() || module.all_modules(whole_statistics),
+      "an elastic job goes on with fewer ranks, but batch norm has the statistics of rank 0's rows: use "
+      "SyncBatchNorm, or no minimum of ranks");
   if (options.comm_hook) require_not_elastic("a comm_hook");
   if (options.static_graph) require_not_elastic("static_graph");
   if (options.compare_parameters_every > 0) require_not_elastic("compare_parameters_every");
@@ -463,7 +479,12 @@ DistributedDataParallel::~DistributedDataParallel() = default;
 
 std::int64_t DistributedDataParallel::steps() const { return hooks_->reducer().steps(); }
 
-DistributedDataParallel::NoSync DistributedDataParallel::no_sync() { return hooks_->no_sync(); }
+DistributedDataParallel::NoSync DistributedDataParallel::no_sync() {
+  require<UsageError>(!Recovery::instance().ranks_change(),
+                      "no_sync(): the bits of sums that ranks accumulate depend on their number, but the elastic job goes "
+                      "on with fewer of them");
+  return hooks_->no_sync();
+}
 
 template <class T>
 T DistributedDataParallel::run(nn::Context& context, const T& input) const {

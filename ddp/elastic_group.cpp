@@ -63,8 +63,11 @@ ElasticGroup::ElasticGroup(std::unique_ptr<JobMemory> memory, int rank, std::sha
       connect_(std::move(connect)),
       joins_(memory_->committed(rank) == JobMemory::kNoState) {
   if (!joins_) this->connect();
-  Recovery::instance().set_group(
-      {.complete = [this](std::int64_t commits) { member_.commit(commits); }, .recover = [this] { recover(); }});
+  Recovery::instance().set_group({.complete = [this](std::int64_t commits) { member_.commit(commits); },
+                                  .recover = [this] { recover(); },
+                                  .is_left = [this] { return member_.is_behind(generation_); },
+                                  .place = {rank, size()},
+                                  .ranks_change = memory_->least_ranks() < memory_->ranks()});
   if (joins_) Recovery::instance().set_void();
 }
 
@@ -79,8 +82,13 @@ ElasticGroup::~ElasticGroup() {
 
 void ElasticGroup::connect() {
   const std::uint32_t generation = generation_;
-  inner_ = connect_(generation,
+  inner_ = connect_(generation, rank(), size(),
                     [this, generation] { require<CommError>(!member_.is_behind(generation), "a rank was lost"); });
+}
+
+void ElasticGroup::leave_generation() {
+  if (inner_ != nullptr) inner_->drop();
+  inner_ = nullptr;
 }
 
 std::shared_ptr<Storage> ElasticGroup::shared_storage(std::size_t bytes) {
@@ -153,16 +161,17 @@ void ElasticGroup::recover() {
 }
 
 bool ElasticGroup::recover_once() {
-  inner_ = nullptr;
+  leave_generation();
   fault_point(joins_ ? "joining" : "arriving");
   generation_ = member_.arrive();
+  set_place(member_.place_of(member_.rank()), static_cast<int>(member_.members().size()));
   fault_point("agreement");
   const std::optional<RecoveryPlan> plan = member_.await_plan(generation_);
   if (!plan) return false;
   try {
     connect();
     exchange_state(*plan);
-    Recovery::instance().regroup();
+    Recovery::instance().regroup({rank(), size()});
     return true;
   } catch (const CommError&) {
     if (!member_.await_loss(generation_, kLossPatience)) throw;
@@ -173,14 +182,15 @@ bool ElasticGroup::recover_once() {
 /// What a rank takes is whole before any of it counts: the source may be lost meanwhile.
 void ElasticGroup::exchange_state(const RecoveryPlan& plan) {
   Recovery& recovery = Recovery::instance();
-  const bool gives = rank() == plan.source;
+  const int source = member_.place_of(plan.source);
+  const bool gives = rank() == source;
   std::vector<std::byte> state;
   if (gives) state = recovery.state();
   auto bytes = static_cast<std::int64_t>(state.size());
-  inner_->broadcast(std::span(&bytes, 1), plan.source).wait();
+  inner_->broadcast(std::span(&bytes, 1), source).wait();
   state.resize(static_cast<std::size_t>(bytes));
   fault_point("state");
-  inner_->broadcast(Buffer(state.data(), bytes, DType::u8), plan.source).wait();
+  inner_->broadcast(Buffer(state.data(), bytes, DType::u8), source).wait();
   const bool takes = std::exchange(joins_, false) || recovery.commits() != plan.commits;
   if (takes) recovery.take_state(state);
   recovery.set_redo_due(!takes && recovery.in_step());
@@ -194,13 +204,14 @@ std::unique_ptr<ProcessGroup> make_elastic_group(const ElasticOptions& options) 
   const int ranks = memory->ranks();
   require<CommError>(ranks == options.ranks, "the memory of the elastic job is of ", ranks, " ranks, the job has ",
                      options.ranks);
-  const auto connect_generation = [=](std::uint32_t generation, const std::function<void()>& check) {
+  const auto connect_generation = [=](std::uint32_t generation, int rank, int size,
+                                      const std::function<void()>& check) {
     const auto own = std::make_shared<PrefixStore>(store, concat("generation/", generation, "/"));
     return connect({.backend = "shm",
                     .connect_timeout = options.join_timeout,
                     .group = {.timeout = options.timeout},
                     .check = check},
-                   std::make_shared<CheckedStore>(own, check), options.rank, ranks);
+                   std::make_shared<CheckedStore>(own, check), rank, size);
   };
   fault_point("init");
   auto group = std::make_unique<ElasticGroup>(std::move(memory), options.rank, store, connect_generation);

@@ -13,13 +13,15 @@
 
 namespace duet::ddp {
 
-/// Connects the ranks of a generation. `check` throws CommError once there is a newer one; it is called while waiting.
-using ConnectGeneration =
-    std::function<std::unique_ptr<ProcessGroup>(std::uint32_t generation, const std::function<void()>& check)>;
+/// Connects the ranks of a generation, of which this one has the number `rank`. `check` throws CommError once there is
+/// a newer one; it is called while waiting.
+using ConnectGeneration = std::function<std::unique_ptr<ProcessGroup>(std::uint32_t generation, int rank, int ranks,
+                                                                      const std::function<void()>& check)>;
 
-/// The group of all ranks; one in a process. Collectives of a step that fail because a rank was lost make it void, and
-/// those behind them do nothing; those of a unit throw CommError: see lib/base/recovery.h. Collectives before the first
-/// step have the results of the rank's first process in one that replaces it. Others that fail end the job.
+/// The group of all ranks that there are; one in a process. Its rank() and size() are those of the newest generation.
+/// Collectives of a step that fail because a rank was lost make it void, and those behind them do nothing; those of a
+/// unit throw CommError: see lib/base/recovery.h. Collectives before the first step have the results of the rank's
+/// first process in one that replaces it. Others that fail end the job.
 class ElasticGroup final : public ProcessGroup {
  public:
   /// Connects the ranks, or in a process that replaces a lost one does so when its training begins.
@@ -42,6 +44,7 @@ class ElasticGroup final : public ProcessGroup {
   Work start_in_step(const Call& call);
   void exchange_state(const RecoveryPlan& plan);
   void void_if_lost();
+  void leave_generation();
 
   const std::unique_ptr<JobMemory> memory_;
   JobMember member_;

@@ -28,6 +28,7 @@ class StepSampler : public data::BatchSampler {
   StepSampler(std::unique_ptr<data::Sampler> order, const BatchOptions& options, bool shares);
   /// The indices of batch number `step`.
   std::span<const std::int64_t> cut(std::int64_t step) const;
+  void set_ranks(int rank, int world_size);
   int rank() const { return options_.rank; }
   int world_size() const { return options_.world_size; }
   /// The `order` of a batch's stamp.
@@ -73,6 +74,7 @@ class BlockedBatches : public StepSampler {
  public:
   BlockedBatches(std::unique_ptr<data::Sampler> whole_order, const BlockedOptions& options);
   data::StepIndices step(std::int64_t step) const override;
+  bool set_part(int rank, int ranks) override;
   int blocks() const { return blocks_; }
   /// Not while a pass runs. Throws UsageError unless it is 8, 16 or 32.
   void set_blocks(int blocks);

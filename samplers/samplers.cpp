@@ -92,6 +92,13 @@ StepSampler::StepSampler(std::unique_ptr<data::Sampler> order, const BatchOption
   hash_order();
 }
 
+void StepSampler::set_ranks(int rank, int world_size) {
+  check_rank(rank, world_size);
+  options_.rank = rank;
+  options_.world_size = world_size;
+  hash_order();
+}
+
 void StepSampler::set_epoch(std::int64_t epoch) {
   order_->set_epoch(epoch);
   hash_order();
@@ -142,6 +149,11 @@ BlockedBatches::BlockedBatches(std::unique_ptr<data::Sampler> whole_order, const
 void BlockedBatches::set_blocks(int blocks) {
   require<UsageError>(is_block_count(blocks), "a batch of ", blocks, " blocks, expected 8, 16 or 32");
   blocks_ = blocks;
+}
+
+bool BlockedBatches::set_part(int rank, int ranks) {
+  if (whole_blocks_) set_ranks(rank, ranks);
+  return whole_blocks_;
 }
 
 data::StepIndices BlockedBatches::step(std::int64_t step) const {

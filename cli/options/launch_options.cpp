@@ -152,6 +152,10 @@ void add_elastic(CLI::App& app, ddp::LaunchOptions& job, std::string (*names)(co
       "--elastic", job.elastic,
       "replace a rank that is lost and do the step in flight again: the job ends with the same bits (ddp on one "
       "host; programs that train with duet's loaders, optimizers and DistributedDataParallel)");
+  app.add_option(names("--min-ranks"), job.min_ranks,
+                 "the ranks of an elastic job that are left after a loss go on at once where they are so many or more; "
+                 "a lost one joins them again between two steps; 0: they wait for it")
+      ->check(in_range(0));
   app.add_option(names("--max-failures"), job.max_failures,
                  "so many losses without 100 steps between any two end an elastic job with the next")
       ->check(in_range(0));

@@ -129,22 +129,21 @@ void explain_bus_errors() {
   sigaction(SIGBUS, &action, nullptr);
 }
 
-CommonEnd::CommonEnd(int rank, int size, std::function<void(std::span<double>)> sum)
-    : rank_(rank), size_(size), sum_(std::move(sum)) {}
+CommonEnd::CommonEnd(std::function<void(std::span<double>)> sum) : sum_(std::move(sum)) {}
 
 /// The sum has an element per rank, its signal, and rank 0's choice of the next interval.
-void CommonEnd::exchange(int own) {
-  std::vector<double> numbers(static_cast<std::size_t>(size_) + 1, 0);
-  numbers[static_cast<std::size_t>(rank_)] = own;
-  if (rank_ == 0) numbers.back() = static_cast<double>(next_interval());
+void CommonEnd::exchange(int own, int rank, int ranks) {
+  std::vector<double> numbers(static_cast<std::size_t>(ranks) + 1, 0);
+  numbers[static_cast<std::size_t>(rank)] = own;
+  if (rank == 0) numbers.back() = static_cast<double>(next_interval(ranks));
   sum_(numbers);
   next_ = asked_ + static_cast<std::int64_t>(numbers.back());
   numbers.pop_back();
   for (const int signal : kNoted)
     if (std::find(numbers.begin(), numbers.end(), signal) != numbers.end()) signal_ = signal;
   signalled_.clear();
-  for (std::size_t rank = 0; rank < numbers.size(); ++rank)
-    if (signal_ != 0 && numbers[rank] == signal_) signalled_.push_back(static_cast<int>(rank));
+  for (std::size_t one = 0; one < numbers.size(); ++one)
+    if (signal_ != 0 && numbers[one] == signal_) signalled_.push_back(static_cast<int>(one));
 }
 
 void CommonEnd::stream(StateStream& state) {
@@ -152,8 +151,8 @@ void CommonEnd::stream(StateStream& state) {
 }
 
 /// The interval that rank 0 chooses: as many steps as took kInterval lately, at most twice as many as before.
-std::int64_t CommonEnd::next_interval() {
-  if (size_ == 1) return 1;
+std::int64_t CommonEnd::next_interval(int ranks) {
+  if (ranks == 1) return 1;
   const auto now = Clock::now();
   const std::chrono::duration<double> taken = now - std::exchange(last_, now);
   const std::int64_t steps = std::max<std::int64_t>(1, asked_ - std::exchange(exchanged_, asked_));

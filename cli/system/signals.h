@@ -40,12 +40,12 @@ void explain_bus_errors();
 class CommonEnd {
  public:
   /// `sum` adds numbers up over all ranks, on all ranks.
-  CommonEnd(int rank, int size, std::function<void(std::span<double>)> sum);
+  explicit CommonEnd(std::function<void(std::span<double>)> sum);
 
   /// Whether the ranks exchange their signals now. Asked once per step, or for several steps at once.
   bool due() { return ++asked_ >= next_; }
   /// Called on all ranks when due, each with the signal that it has noted itself, or 0.
-  void exchange(int own);
+  void exchange(int own, int rank, int ranks);
   /// What any rank had noted at the last exchange, the same on all ranks; 0: nothing.
   int signal() const { return signal_; }
   /// The ranks that had noted it, the same on all ranks.
@@ -54,9 +54,8 @@ class CommonEnd {
   void stream(StateStream& state);
 
  private:
-  std::int64_t next_interval();
+  std::int64_t next_interval(int ranks);
 
-  int rank_, size_;
   std::function<void(std::span<double>)> sum_;
   Clock::time_point last_ = Clock::now();
   std::int64_t asked_ = 0, next_ = 1, interval_ = 1;

@@ -103,13 +103,14 @@ void require_resumable(const TrainOptions& options) {
     prepare_checkpoint_folder(folder, latest_step(found ? found->loaded.checkpoint.step : 0), model, variable(kRunId));
 }
 
-Checkpointer::Checkpointer(const TrainOptions& options, Setup& setup, const Images& images, bool leader)
+Checkpointer::Checkpointer(const TrainOptions& options, Setup& setup, const Images& images,
+                           const ddp::ProcessGroup& group)
     : options_(options),
       setup_(setup),
       images_{{"train_images", std::to_string(images.train->size())},
               {"data", images.name},
               {"data_hash", hash_text(*images.train)}},
-      leader_(leader),
+      group_(group),
       folder_(checkpoint_folder(options)),
       series_(ddp::random_run_id()) {}
 
@@ -139,7 +140,7 @@ data::Position Checkpointer::resume() {
   const NamedTensors model = setup_.model().state_dict();
   if (std::optional<ResumePoint> found = find_checkpoint(options_, model)) {
     LoadedCheckpoint& loaded = found->loaded;
-    if (leader_)
+    if (leader())
       for (const std::string& warning : loaded.warnings) std::fprintf(stderr, "duet: %s\n", printable(warning).c_str());
     for (const char* const key : {"train_images", "data", "data_hash"}) require_same(loaded, key, images_.at(key));
     take_blocks(loaded);
@@ -148,7 +149,7 @@ data::Position Checkpointer::resume() {
     position = {epoch, loaded.checkpoint.step - epoch * steps};  // files of earlier versions lack the position's step
     require<DataError>(position.step >= 0 && position.step <= steps, loaded.path, ": step ", loaded.checkpoint.step,
                        " does not lie in epoch ", position.epoch + 1, " of ", steps, " steps");
-    if (leader_ && !Recovery::instance().replaces()) say_position(loaded.path, found->restarted, position);
+    if (leader() && !Recovery::instance().replaces()) say_position(loaded.path, found->restarted, position);
     const NamedTensors optimizer = loaded.checkpoint.optimizer;
     best_ = loaded.checkpoint.best_acc1;
     series_ = loaded.checkpoint.series;
@@ -157,7 +158,8 @@ data::Position Checkpointer::resume() {
     setup_.optimizer->load_state(optimizer);
     setup_.loader->set_position(position);
   }
-  if (!leader_ || folder_.empty()) return position;
+  // A process that replaces rank 0 is not it yet.
+  if (!leader() || folder_.empty() || Recovery::instance().replaces()) return position;
   lock_.emplace(prepare_checkpoint_folder(folder_, latest_step(total_steps(position)), model, variable(kRunId)));
   if (!lock_->warning().empty()) std::fprintf(stderr, "duet: %s\n", printable(lock_->warning()).c_str());
   return position;
@@ -174,7 +176,9 @@ bool Checkpointer::due(const data::Position& position) const {
 }
 
 void Checkpointer::save(const data::Position& position, double accuracy) {
-  if (!leader_ || folder_.empty()) return;
+  if (!leader()) lock_.reset();  // another one is rank 0 by now
+  if (!leader() || folder_.empty()) return;
+  if (!lock_) lock_.emplace(folder_, variable(kRunId));
   const bool best = position.step == 0 && 100 * accuracy > best_;
   Metadata settings = settings_of(options_);
   settings.insert(images_.begin(), images_.end());

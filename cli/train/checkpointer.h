@@ -7,6 +7,7 @@
 #include <string>
 
 #include "cli/train/setup.h"
+#include "ddp/group/process_group.h"
 #include "lib/base/recovery.h"
 #include "lib/io/checkpoint.h"
 #include "lib/io/folder.h"
@@ -18,11 +19,11 @@ namespace duet::cli {
 /// process. Makes the folder of checkpoints.
 void require_resumable(const TrainOptions& options);
 
-/// Every rank makes one and resumes; rank 0 alone writes.
+/// Every rank makes one, resumes and saves; rank 0 alone writes.
 class Checkpointer {
  public:
   /// Throws DataError for a folder that cannot be written.
-  Checkpointer(const TrainOptions& options, Setup& setup, const Images& images, bool leader);
+  Checkpointer(const TrainOptions& options, Setup& setup, const Images& images, const ddp::ProcessGroup& group);
 
   /// Loads --resume into model and optimizer; after a launcher's restart, the job's own newest checkpoint instead.
   /// Throws DataError for a checkpoint of another model, run or data set, or none; and where another run writes into
@@ -47,13 +48,14 @@ class Checkpointer {
   }
 
  private:
+  bool leader() const { return group_.rank() == 0; }
   void say_position(const std::string& path, bool restarted, const data::Position& position) const;
   void take_blocks(const LoadedCheckpoint& loaded);
 
   const TrainOptions& options_;
   Setup& setup_;
   Metadata images_;  // as checkpoints hold them
-  bool leader_;
+  const ddp::ProcessGroup& group_;
   std::string folder_;  // where it writes checkpoints; empty: it writes none
   std::string series_;  // name of the training in these checkpoints, kept when it is resumed
   std::optional<FolderLock> lock_;

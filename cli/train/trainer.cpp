@@ -141,10 +141,10 @@ class Trainer : private Recoverable {
         images_(images),
         setup_(setup),
         group_(group),
-        checkpointer_(options, setup, images, leader()),
+        checkpointer_(options, setup, images, group),
         clock_(started_ns(), lane_of(setup, group)),
         progress_(options, leader()),
-        end_(group.rank(), group.size(), [&group](std::span<double> numbers) { sum_over_ranks(group, numbers); }) {
+        end_([&group](std::span<double> numbers) { sum_over_ranks(group, numbers); }) {
     join();
   }
   ~Trainer() override { leave(); }
@@ -300,7 +300,7 @@ class Trainer : private Recoverable {
     if (own != 0)  // first, before another rank can end as a consequence
       ddp::leave_error(
           ddp::RankError{.message = "received " + signal_text(own), .by_signal = true, .monotonic_ns = monotonic_ns()});
-    end_.exchange(own);
+    end_.exchange(own, group_.rank(), group_.size());
     if (group_.size() > 1) clock_.lap(&StepParts::communication);
   }
 

@@ -189,9 +189,14 @@ void ProcessGroup::set_flight_recorder(std::shared_ptr<FlightRecorder> recorder,
 }
 
 bool ProcessGroup::is_dropped() const {
-  if (std::uncaught_exceptions() <= exceptions_at_birth_) return false;
+  if (std::uncaught_exceptions() <= exceptions_at_birth_ && !dropped_) return false;
   if (recorder_) recorder_->leave();
   return true;
+}
+
+void ProcessGroup::set_place(int rank, int size) {
+  rank_ = rank;
+  size_ = size;
 }
 
 std::shared_ptr<Storage> ProcessGroup::shared_storage(std::size_t) { return nullptr; }

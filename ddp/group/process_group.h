@@ -227,6 +227,9 @@ class ProcessGroup {
   /// all of them, over NCCL that or a later call.
   void set_batch(const BatchMark& batch) { batch_ = batch; }
 
+  /// The destructor drops the connections at once, and waits for no peer.
+  void drop() { dropped_ = true; }
+
   /// The store through which the ranks met. Threads of one process may set one for make_memory_transport().
   const std::shared_ptr<Store>& store() const { return store_; }
   void set_store(std::shared_ptr<Store> store) { store_ = std::move(store); }
@@ -312,8 +315,11 @@ class ProcessGroup {
   static Work start_in(ProcessGroup& group, const Call& call) { return group.start(call); }
   /// Starts a call whose arguments have been checked as far as they depend on the operation.
   Work checked(const Call& call);
-  /// For the destructor: whether an exception unwinds the stack. Records it first, before peers fail.
+  /// For the destructor: whether an exception unwinds the stack, or drop() was called. Records it first, before peers
+  /// fail.
   bool is_dropped() const;
+  /// The ranks have other numbers from now on.
+  void set_place(int rank, int size);
 
  private:
   CallMark noted(const Call& call);
@@ -322,6 +328,7 @@ class ProcessGroup {
   int rank_;
   int size_;
   int exceptions_at_birth_;
+  bool dropped_ = false;
   std::shared_ptr<Store> store_;
   std::shared_ptr<FlightRecorder> recorder_;
   std::uint32_t recorded_as_ = 0;

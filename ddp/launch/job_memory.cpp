@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <array>
 #include <chrono>
+#include <numeric>
 #include <utility>
 
 #include "ddp/group/flight_recorder.h"
@@ -26,7 +27,7 @@ constexpr std::int64_t kMostCommits = std::int64_t{1} << 62;  // the next one ha
 struct alignas(64) RankLine {
   std::atomic<std::int64_t> committed;
   std::atomic<std::uint32_t> arrived, resumed, finished;  // in which generation, plus 1; 0: none
-  std::atomic<std::uint32_t> joined;
+  std::atomic<std::uint32_t> joined, applies;
 };
 
 }  // namespace
@@ -40,31 +41,40 @@ struct JobMemory::Layout {
     std::atomic<std::int32_t> rank;
     std::atomic<std::int64_t> step, lost_ns, recovered_ns;
   };
-  std::atomic<std::uint32_t> changes;  // a futex: counts changes of what follows
-  std::atomic<std::uint32_t> ranks;
+  using Absent = std::array<std::atomic<std::uint64_t>, kMostRanks / 64>;  // a bit for each rank
+  std::atomic<std::uint32_t> changes;                                      // a futex: counts changes of what follows
+  std::atomic<std::uint32_t> ranks, least_ranks;
   std::atomic<std::uint32_t> state;      // 2 * generation, + 1 once the job has ended
   std::atomic<std::uint32_t> planned;    // the generation with the newest plan, + 1; 0: none
+  std::array<Absent, 2> absent;          // by generation: the launcher writes that of the next one before it begins
   std::array<Plan, 64> plans;            // by generation: a rank that is slow to write an old one spoils no new one
-  std::array<LossLine, kLosses> losses;  // by the generation that it began
+  std::atomic<std::uint32_t> lost;       // how many ranks were lost
+  std::array<LossLine, kLosses> losses;  // by their number
   std::array<RankLine, kMostRanks> lines;
 
   std::uint32_t generation() const { return state.load() / 2; }
   bool ended() const { return state.load() % 2 != 0; }
   RankLine& of(int rank) { return lines[static_cast<std::size_t>(rank)]; }
   Plan& plan(std::uint32_t generation) { return plans[generation % plans.size()]; }
-  /// The first generation whose loss is kept: the launcher may be writing the next one, in the place of one before.
-  static std::uint32_t oldest(std::uint32_t newest) { return newest - std::min(newest, kLosses - 1) + 1; }
-  LossLine& loss(std::uint32_t generation) { return losses[generation % losses.size()]; }
+  /// The first loss that is kept of so many: the launcher may be writing the next one, in the place of one before.
+  static std::uint32_t oldest(std::uint32_t count) { return count - std::min(count, kLosses - 1); }
+  LossLine& loss(std::uint32_t number) { return losses[number % losses.size()]; }
+  std::atomic<std::uint64_t>& absent_word(std::uint32_t generation, int rank) {
+    return absent[generation % 2][static_cast<std::size_t>(rank) / 64];
+  }
+  bool is_member(std::uint32_t generation, int rank) {
+    return (absent_word(generation, rank).load() >> rank % 64 & 1) == 0;
+  }
   std::int64_t committed(int rank) {
     const std::int64_t step = of(rank).committed.load();
     require<CommError>(kNoState <= step && step <= kMostCommits, "the memory of the elastic job has ", step,
                        " as the commits of rank ", rank);
     return step;
   }
-  /// The first rank from `from` to `end` that has not written that it is where `what` says, in that generation; or end.
-  int first_not(std::atomic<std::uint32_t> RankLine::*what, std::uint32_t generation, int end, int from = 0) {
-    while (from < end && (of(from).*what).load() == generation + 1) ++from;
-    return from;
+  /// Whether all these ranks have written that they are where `what` says, in that generation.
+  bool all(std::atomic<std::uint32_t> RankLine::*what, std::uint32_t generation, const std::vector<int>& ranks_of) {
+    return std::all_of(ranks_of.begin(), ranks_of.end(),
+                       [&](int rank) { return (of(rank).*what).load() == generation + 1; });
   }
   void change() {
     changes.fetch_add(1);
@@ -97,6 +107,17 @@ std::int64_t JobMemory::steps(int rank) const { return committed(rank) / Recover
 
 bool JobMemory::ended() const { return memory_->ended(); }
 
+int JobMemory::least_ranks() const {
+  const std::uint32_t least = memory_->least_ranks.load();
+  require<CommError>(1 <= least && least <= memory_->ranks.load(), "the memory of the elastic job has ", least,
+                     " as the least ranks of ", memory_->ranks.load());
+  return static_cast<int>(least);
+}
+
+bool JobMemory::is_member(int rank) const { return memory_->is_member(memory_->generation(), rank); }
+
+bool JobMemory::applies(int rank) const { return !is_member(rank) && memory_->of(rank).applies.load() != 0; }
+
 bool JobMemory::has_joined(int rank) const { return memory_->of(rank).joined.load() != 0; }
 
 bool JobMemory::recovers(int rank) const {
@@ -104,10 +125,10 @@ bool JobMemory::recovers(int rank) const {
 }
 
 std::vector<JobLoss> JobMemory::losses() const {
-  const std::uint32_t newest = memory_->generation();
+  const std::uint32_t count = memory_->lost.load();
   std::vector<JobLoss> losses;
-  for (std::uint32_t generation = Layout::oldest(newest); generation <= newest; ++generation) {
-    const Layout::LossLine& line = memory_->loss(generation);
+  for (std::uint32_t number = Layout::oldest(count); number < count; ++number) {
+    const Layout::LossLine& line = memory_->loss(number);
     const JobLoss& loss =
         losses.emplace_back(JobLoss{line.rank.load(), line.step.load(), line.lost_ns.load(), line.recovered_ns.load()});
     const std::int64_t now = monotonic_ns();
@@ -120,29 +141,62 @@ std::vector<JobLoss> JobMemory::losses() const {
   return losses;
 }
 
-JobArbiter::JobArbiter(JobMemory& memory, int ranks) : memory_(*memory.memory_), ranks_(ranks) {
+JobArbiter::JobArbiter(JobMemory& memory, int ranks, int least_ranks) : memory_(*memory.memory_), ranks_(ranks) {
   require<UsageError>(1 <= ranks && ranks <= JobMemory::kMostRanks, "an elastic job has 1 to ", JobMemory::kMostRanks,
                       " ranks, got ", ranks);
+  require<UsageError>(1 <= least_ranks && least_ranks <= ranks, "an elastic job of ", ranks,
+                      " ranks goes on with 1 to ", ranks, " of them at least, got ", least_ranks);
   memory_.ranks.store(static_cast<std::uint32_t>(ranks));
+  memory_.least_ranks.store(static_cast<std::uint32_t>(least_ranks));
   memory_.planned.store(1);
 }
 
 bool JobArbiter::lose(int rank, std::int64_t step) {
-  std::uint32_t state = memory_.state.load();
+  if (memory_.ended()) return false;
   RankLine& line = memory_.of(rank);
+  line.applies.store(0);
+  const std::uint32_t generation = memory_.generation();
+  if (!memory_.is_member(generation, rank)) return true;  // its process had not joined yet
   line.finished.store(0);
-  JobMemory::Layout::LossLine& loss = memory_.loss(state / 2 + 1);
+  const std::uint32_t number = memory_.lost.load();
+  JobMemory::Layout::LossLine& loss = memory_.loss(number);
   loss.recovered_ns.store(0);
   loss.rank.store(rank);
   loss.step.store(step);
   loss.lost_ns.store(monotonic_ns());
-  do {
-    if (state % 2 != 0) return false;
-  } while (!memory_.state.compare_exchange_weak(state, state + 2));
+  int others = 0;
+  for (int other = 0; other < ranks_; ++other) others += other != rank && memory_.is_member(generation, other);
+  const auto least = static_cast<int>(memory_.least_ranks.load());
+  memory_.lost.store(number + 1);  // first, so that who goes on in the new generation sees it
+  if (!begin_generation(rank, least == ranks_ || others < least)) {
+    memory_.lost.store(number);
+    return false;
+  }
   line.committed.store(JobMemory::kNoState);
   line.arrived.store(0);
   line.resumed.store(0);
   memory_.change();
+  return true;
+}
+
+bool JobArbiter::admit(int rank) {
+  if (!begin_generation(rank, true)) return false;
+  memory_.of(rank).applies.store(0);
+  memory_.change();
+  return true;
+}
+
+/// One in which all ranks are members that were it, and `rank` is one or not. False: the job has ended.
+bool JobArbiter::begin_generation(int rank, bool is_member) {
+  std::uint32_t state = memory_.state.load();
+  const std::uint32_t next = state / 2 + 1;
+  for (std::size_t word = 0; word < memory_.absent[0].size(); ++word)
+    memory_.absent[next % 2][word].store(memory_.absent[(next + 1) % 2][word].load());
+  const std::uint64_t bit = std::uint64_t{1} << rank % 64;
+  is_member ? memory_.absent_word(next, rank).fetch_and(~bit) : memory_.absent_word(next, rank).fetch_or(bit);
+  do {
+    if (state % 2 != 0) return false;
+  } while (!memory_.state.compare_exchange_weak(state, state + 2));
   return true;
 }
 
@@ -155,14 +209,16 @@ bool JobArbiter::any_step() const {
 std::vector<int> JobArbiter::missing() const {
   std::vector<int> missing;
   const std::uint32_t generation = memory_.generation();
-  const int count = generation == 0 ? 0 : ranks_;
-  for (int rank = 0; (rank = memory_.first_not(&RankLine::arrived, generation, count, rank)) < count; ++rank)
-    missing.push_back(rank);
+  for (int rank = 0; generation > 0 && rank < ranks_; ++rank)
+    if (memory_.is_member(generation, rank) && !memory_.all(&RankLine::arrived, generation, {rank}))
+      missing.push_back(rank);
   return missing;
 }
 
 JobMember::JobMember(JobMemory& memory, int rank) : memory_(*memory.memory_), rank_(rank), ranks_(memory.ranks()) {
   require<CommError>(0 <= rank && rank < ranks_, "rank ", rank, " of an elastic job of ", ranks_);
+  members_.resize(static_cast<std::size_t>(ranks_));
+  std::iota(members_.begin(), members_.end(), 0);
   memory_.of(rank).joined.store(1);
 }
 
@@ -177,17 +233,22 @@ void JobMember::note_recovery(std::int64_t step) {
   RankLine& line = memory_.of(rank_);
   line.resumed.store(line.arrived.load());
   const std::int64_t now = monotonic_ns();
-  const std::uint32_t newest = memory_.generation();
-  for (std::uint32_t generation = JobMemory::Layout::oldest(newest); generation <= newest; ++generation) {
-    JobMemory::Layout::LossLine& loss = memory_.loss(generation);
-    if (loss.rank.load() != rank_ || loss.recovered_ns.load() != 0) continue;
+  const std::uint32_t count = memory_.lost.load();
+  for (std::uint32_t number = JobMemory::Layout::oldest(count); number < count; ++number) {
+    JobMemory::Layout::LossLine& loss = memory_.loss(number);
+    const bool replaced = std::binary_search(members_.begin(), members_.end(), loss.rank.load());
+    if ((replaced && loss.rank.load() != rank_) || loss.recovered_ns.load() != 0) continue;
     loss.step.store(step);
     loss.recovered_ns.store(now);
   }
 }
 
+int JobMember::place_of(int rank) const {
+  return static_cast<int>(std::lower_bound(members_.begin(), members_.end(), rank) - members_.begin());
+}
+
 std::uint32_t JobMember::arrive() {
-  const std::uint32_t generation = memory_.generation();
+  const std::uint32_t generation = await_membership();
   recovers_ = true;
   memory_.of(rank_).finished.store(0);
   memory_.of(rank_).arrived.store(generation + 1);
@@ -195,10 +256,25 @@ std::uint32_t JobMember::arrive() {
   return generation;
 }
 
+/// The members of a generation are read whole where it is still the newest one then. The launcher ends a process that
+/// waits here when the job has ended.
+std::uint32_t JobMember::await_membership() {
+  for (;;) {
+    const std::uint32_t changes = memory_.changes.load(), generation = memory_.generation();
+    members_.clear();
+    for (int rank = 0; rank < ranks_; ++rank)
+      if (memory_.is_member(generation, rank)) members_.push_back(rank);
+    if (is_behind(generation)) continue;
+    if (std::binary_search(members_.begin(), members_.end(), rank_)) return generation;
+    if (memory_.of(rank_).applies.exchange(1) == 0) memory_.change();
+    futex_wait(memory_.changes, changes, kMissedWake);
+  }
+}
+
 /// All who have arrived see the same steps, as these change in groups only: which rank publishes makes no difference.
 void JobMember::publish_plan(std::uint32_t generation) {
   RecoveryPlan plan{.commits = JobMemory::kNoState};
-  for (int rank = 0; rank < ranks_; ++rank) {
+  for (const int rank : members_) {
     const std::int64_t committed = memory_.committed(rank);
     if (committed <= plan.commits) continue;
     plan.commits = committed;
@@ -216,7 +292,7 @@ void JobMember::publish_plan(std::uint32_t generation) {
 std::optional<RecoveryPlan> JobMember::await_plan(std::uint32_t generation) {
   for (;;) {
     const std::uint32_t changes = memory_.changes.load();
-    if (memory_.planned.load() != generation + 1 && memory_.first_not(&RankLine::arrived, generation, ranks_) == ranks_)
+    if (memory_.planned.load() != generation + 1 && memory_.all(&RankLine::arrived, generation, members_))
       publish_plan(generation);
     const std::uint32_t planned = memory_.planned.load();
     const RecoveryPlan plan{memory_.plan(generation).commits.load(), memory_.plan(generation).source.load()};
@@ -224,9 +300,10 @@ std::optional<RecoveryPlan> JobMember::await_plan(std::uint32_t generation) {
     require<CommError>(planned <= generation + 1, "the memory of the elastic job has a plan for generation ",
                        planned - 1, " in generation ", generation);
     if (planned == generation + 1) {
-      require<CommError>(0 <= plan.commits && plan.commits <= kMostCommits && 0 <= plan.source && plan.source < ranks_,
+      require<CommError>(0 <= plan.commits && plan.commits <= kMostCommits &&
+                             std::binary_search(members_.begin(), members_.end(), plan.source),
                          "the memory of the elastic job has a plan to go on after commit ", plan.commits,
-                         ", whose state rank ", plan.source, " of ", ranks_, " has");
+                         ", whose state rank ", plan.source, " has, no member of the generation");
       return plan;
     }
     futex_wait(memory_.changes, changes, kMissedWake);
@@ -239,7 +316,7 @@ bool JobMember::finish(std::uint32_t generation) {
   for (;;) {
     const std::uint32_t changes = memory_.changes.load();
     std::uint32_t running = 2 * generation;
-    if (memory_.first_not(&RankLine::finished, generation, ranks_) == ranks_ &&
+    if (memory_.all(&RankLine::finished, generation, members_) &&
         memory_.state.compare_exchange_strong(running, running + 1))
       memory_.change();
     if (memory_.ended()) return true;

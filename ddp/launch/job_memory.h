@@ -24,12 +24,13 @@ struct JobLoss {
   int rank = 0;
   std::int64_t step = 0;          // the last complete one, after which all go on
   std::int64_t lost_ns = 0;       // when the launcher saw it, by the monotonic clock
-  std::int64_t recovered_ns = 0;  // when another process had its number, and the state after `step`; 0: not yet
+  std::int64_t recovered_ns = 0;  // when the next generation had the state after `step`; 0: not yet
 };
 
-/// The memory, mapped by launcher and ranks. A generation is a set of processes with the ranks' numbers: each loss
-/// begins a new one, which only the launcher does. One word holds it and whether the job has ended, so that a loss
-/// comes either before the end, or after it.
+/// The memory, mapped by launcher and ranks. A generation is a set of processes: each loss of one begins a new one, and
+/// so does each process that joins, which only the launcher does. Ranks are named by the numbers that the launcher gave
+/// them, whichever they have in the group of a generation. One word holds the generation and whether the job has ended,
+/// so that a loss comes either before the end, or after it.
 class JobMemory {
  public:
   static constexpr int kMostRanks = 1024;
@@ -49,6 +50,12 @@ class JobMemory {
   /// The steps of that.
   std::int64_t steps(int rank) const;
   bool ended() const;
+  /// Fewer ranks than these do not go on; with all of them, none is ever left out.
+  int least_ranks() const;
+  /// Whether the rank is one of the newest generation. Used by the launcher.
+  bool is_member(int rank) const;
+  /// Whether the rank is none, and its process waits until it is.
+  bool applies(int rank) const;
   /// Whether the rank has made its JobMember.
   bool has_joined(int rank) const;
   /// Whether the rank has arrived for a generation, and has not gone on in it.
@@ -67,16 +74,20 @@ class JobMemory {
 class JobArbiter {
  public:
   /// Begins the first generation, of processes without a step.
-  JobArbiter(JobMemory& memory, int ranks);
+  JobArbiter(JobMemory& memory, int ranks, int least_ranks);
   /// The process of a rank has ended, and nothing of it writes any more: begins a new generation, in which another
-  /// process has its number. `step` is the last complete one. False: the job has ended before.
+  /// process has its number, or which goes on without the rank where enough are left. `step` is the last complete one.
+  /// False: the job has ended before.
   bool lose(int rank, std::int64_t step);
+  /// Begins a new generation with one more rank, which applies. False: the job has ended before.
+  bool admit(int rank);
   /// Whether another rank than a lost one has a state after a step or more.
   bool any_step() const;
   /// The ranks that have not arrived for the newest generation; none in the first, which needs no arrivals.
   std::vector<int> missing() const;
 
  private:
+  bool begin_generation(int rank, bool is_member);
   JobMemory::Layout& memory_;
   int ranks_;
 };
@@ -87,12 +98,17 @@ class JobMember {
   JobMember(JobMemory& memory, int rank);
 
   std::uint32_t generation() const;
-  /// Whether a loss has begun a newer generation than `own`.
+  /// Whether there is a newer generation than `own`.
   bool is_behind(std::uint32_t own) const { return generation() != own; }
   /// So much is complete: parameters and state are those behind it.
   void commit(std::int64_t commits);
-  /// Leaves the group of the last generation; returns the newest one.
+  /// Leaves the group of the last generation; returns the newest one, once this rank is a member of it.
   std::uint32_t arrive();
+  /// The ranks of the generation for which this one has arrived, ascending; of all before. Their order is that of their
+  /// numbers in the group.
+  const std::vector<int>& members() const { return members_; }
+  int place_of(int rank) const;
+  int rank() const { return rank_; }
   /// Waits for the plan of that generation, which the last rank to arrive makes; empty: there is a newer generation.
   std::optional<RecoveryPlan> await_plan(std::uint32_t generation);
   /// Waits until all ranks have ended their training in this generation. False: there is a newer one.
@@ -103,9 +119,11 @@ class JobMember {
  private:
   void publish_plan(std::uint32_t generation);
   void note_recovery(std::int64_t step);
+  std::uint32_t await_membership();
   JobMemory::Layout& memory_;
   int rank_, ranks_;
   bool recovers_ = false;  // has arrived, and has not gone on
+  std::vector<int> members_;
 };
 
 }  // namespace duet::ddp

@@ -83,6 +83,8 @@ RankFile make_record_file() {
   return file;
 }
 
+int least_ranks(const LaunchOptions& options) { return options.min_ranks == 0 ? options.ranks : options.min_ranks; }
+
 struct JobRank {
   int rank;
   int replacement;  // processes that had its number before
@@ -95,7 +97,6 @@ struct JobRank {
 
   std::optional<Clock::time_point> stopped{};      // since when
   bool stop_reported = false, stop_ended = false;  // ended: by the launcher, as it lasted too long
-  bool recovery_reported = false;
 
   FlightRecord record() const { return FlightRecorder::read(record_file.path); }
 };
@@ -116,7 +117,7 @@ class Job {
         waits_(options.remark_after, ranks_elsewhere(options)),
         variables_(std::move(variables)),
         cores_(cores) {
-    if (options.elastic) losses_.emplace(options.ranks, options.max_failures);
+    if (options.elastic) losses_.emplace(options.ranks, least_ranks(options), options.max_failures);
     ranks_.reserve(static_cast<std::size_t>(options.ranks));
     for (int local = 0; local < options.ranks; ++local) ranks_.push_back(start_rank(local));
   }
@@ -165,7 +166,7 @@ class Job {
 
   /// Whether an ended process left no error that explains its end.
   bool is_lost(const JobRank& rank) const {
-    if (rank.failed || !rank.process.ended()) return false;
+    if (rank.failed || !rank.process.ended() || losses_->is_superfluous(rank.rank)) return false;
     if (rank.process.signal() == 0 && rank.process.exit_code() == 0) return losses_->trains(rank.rank);
     const auto error = read_error_file(rank.error_file.path);
     return !error || (error->by_signal && rank.process.signal() != 0);  // else it has ended in order
@@ -193,19 +194,19 @@ class Job {
         return;
       }
       start_again(rank);
-      remark(concat(cause, " after step ", losses_->step(), "; another process replaces it"));
+      remark(concat(cause, " after step ", losses_->step(),
+                    loss == JobLosses::Loss::replaced ? "; another process replaces it"
+                                                      : "; the others go on, and another process is to join them"));
     }
   }
 
   /// Says which new processes have the state of the training; ends the job where some do not come.
   void look_for_recoveries() {
     if (!losses_) return;
-    for (JobRank& rank : ranks_) {
-      if (rank.replacement == 0 || rank.recovery_reported) continue;
-      const std::string text = losses_->recovery(rank.rank);
-      rank.recovery_reported = !text.empty();
-      if (rank.recovery_reported) remark(text);
-    }
+    for (const std::string& text : losses_->recoveries()) remark(text);
+    losses_->admit_ready();
+    for (const JobRank& rank : ranks_)
+      if (losses_->is_superfluous(rank.rank)) rank.process.send(SIGKILL);
     if (sigterm_at_ || terminate_at_ || interrupted_ != 0) return;
     if (const auto absence = losses_->overdue(options_.replace_timeout))
       end_by(ranks_[static_cast<std::size_t>(absence->rank)], absence->message);
@@ -274,6 +275,7 @@ class Job {
   void look_for_failures() {
     for (JobRank& rank : ranks_) {
       if (rank.failed || !rank.process.ended() || rank.process.exit_code() == 0) continue;
+      if (losses_ && losses_->is_superfluous(rank.rank)) continue;
       rank.failed = true;
       rank.when = rank.seen = Clock::now();
       if (const auto error = rank.error_file.path.empty() ? std::nullopt : read_error_file(rank.error_file.path)) {
@@ -455,6 +457,9 @@ constexpr int kMaxRanks = 1024;
 constexpr Milliseconds kReaderPatience{10'000}, kReaderPatienceInterrupted{1000}, kTold{500};
 
 void check(const LaunchOptions& options) {
+  require<UsageError>(0 <= options.min_ranks && options.min_ranks <= options.ranks, "a job of ", options.ranks,
+                      " ranks goes on with 1 to ", options.ranks, " of them at least, got ", options.min_ranks);
+  require<UsageError>(options.min_ranks == 0 || options.elastic, "only an elastic job goes on with fewer ranks");
   require<UsageError>(!options.elastic || options.nodes == 1, "an elastic job is on one host, got ", options.nodes);
   require<UsageError>(options.max_failures >= 0, "an elastic job's losses must not be negative, got ",
                       options.max_failures);

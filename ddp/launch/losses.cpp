@@ -6,6 +6,7 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <set>
 #include <string>
 #include <utility>
 
@@ -27,7 +28,8 @@ RankFile make_file(const std::string& kind, std::size_t bytes) {
 
 }  // namespace
 
-JobLosses::JobLosses(int ranks, int most) : ranks_(ranks), most_(most), last_(static_cast<std::size_t>(ranks)) {
+JobLosses::JobLosses(int ranks, int least_ranks, int most)
+    : ranks_(ranks), least_ranks_(least_ranks), most_(most), last_(static_cast<std::size_t>(ranks)) {
   begin();
 }
 
@@ -36,7 +38,7 @@ void JobLosses::begin() {
   memory_file_ = make_file("job", JobMemory::bytes());
   store_file_ = make_file("store", 0);
   job_ = std::make_unique<JobMemory>(memory_file_.path);
-  arbiter_.emplace(*job_, ranks_);
+  arbiter_.emplace(*job_, ranks_, least_ranks_);
 }
 
 JobLosses::Loss JobLosses::lose(int rank, const std::string& how, Phase phase) {
@@ -45,7 +47,8 @@ JobLosses::Loss JobLosses::lose(int rank, const std::string& how, Phase phase) {
   losses_ = step - step_ >= kStepsBetween ? 1 : losses_ + 1;
   step_ = std::max(step_, step);
   const bool computes = (phase == Phase::forward || phase == Phase::backward) && !job_->recovers(rank);
-  const LastLoss now{computes ? job_->steps(rank) + 1 : 0, how};
+  const bool was_member = job_->is_member(rank);
+  const LastLoss now{.within = computes ? job_->steps(rank) + 1 : 0, .how = how};
   const LastLoss before = std::exchange(last_[static_cast<std::size_t>(rank)], now);
   if (now.within > 0 && before.within == now.within && before.how == now.how)
     return end(
@@ -54,27 +57,55 @@ JobLosses::Loss JobLosses::lose(int rank, const std::string& how, Phase phase) {
     return end(concat("more than ", most_, " losses without ", kStepsBetween, " steps between any two"));
   if (step_ == 0) return Loss::begins;
   if (!arbiter_->lose(rank, step_)) return end("all ranks had ended their training");
-  if (arbiter_->any_step()) return Loss::replaced;
+  admitted_ = false;
+  LastLoss& last = last_[static_cast<std::size_t>(rank)];
+  last.told = !was_member;
+  last.left_out = !job_->is_member(rank);
+  if (arbiter_->any_step()) return last.left_out ? Loss::left_out : Loss::replaced;
   return step_ == 1 ? Loss::begins : end("no rank is left that has the state of the training");
 }
 
 bool JobLosses::recovers() const {
   const std::vector<JobLoss> losses = job_->losses();
-  return std::any_of(losses.begin(), losses.end(), [](const JobLoss& loss) { return loss.recovered_ns == 0; });
+  return std::any_of(losses.begin(), losses.end(), [&](const JobLoss& loss) {
+    return loss.recovered_ns == 0 || job_->committed(loss.rank) == JobMemory::kNoState;
+  });
 }
 
-std::string JobLosses::recovery(int rank) const {
+std::vector<std::string> JobLosses::recoveries() {
+  std::vector<std::string> texts;
+  std::set<int> seen;
   const std::vector<JobLoss> losses = job_->losses();
-  const auto loss = std::find_if(losses.rbegin(), losses.rend(), [&](const JobLoss& one) { return one.rank == rank; });
-  if (loss == losses.rend() || loss->recovered_ns == 0) return "";
-  return concat("rank ", rank, " is replaced after ", (loss->recovered_ns - loss->lost_ns) / 1'000'000,
-                " ms; the job goes on after step ", loss->step);
+  for (auto at = losses.rbegin(); at != losses.rend(); ++at) {
+    const JobLoss& loss = *at;
+    LastLoss& last = last_[static_cast<std::size_t>(loss.rank)];
+    if (!seen.insert(loss.rank).second || loss.recovered_ns == 0 || std::exchange(last.told, true)) continue;
+    texts.push_back(concat("rank ", loss.rank, last.left_out ? " is left out after " : " is replaced after ",
+                           (loss.recovered_ns - loss.lost_ns) / 1'000'000, " ms; the job goes on after step ",
+                           loss.step));
+  }
+  for (int rank = 0; rank < ranks_; ++rank) {
+    LastLoss& last = last_[static_cast<std::size_t>(rank)];
+    if (!last.joins || job_->committed(rank) == JobMemory::kNoState) continue;
+    last.joins = false;
+    texts.push_back(concat("rank ", rank, " has joined the others again after step ", job_->steps(rank)));
+  }
+  return texts;
+}
+
+void JobLosses::admit_ready() {
+  for (int rank = 0; rank < ranks_; ++rank) {
+    if (!job_->applies(rank) || !arbiter_->admit(rank)) continue;
+    last_[static_cast<std::size_t>(rank)].joins = admitted_ = true;
+  }
 }
 
 std::optional<JobLosses::Absence> JobLosses::overdue(Milliseconds limit) const {
   const std::vector<JobLoss> losses = job_->losses();
   if (losses.empty() || Clock::duration(monotonic_ns() - losses.back().lost_ns) <= limit) return {};
-  const std::vector<int> missing = arbiter_->missing();
+  std::vector<int> missing = arbiter_->missing();
+  // Ranks with a state come to a new one between two steps.
+  if (admitted_) std::erase_if(missing, [&](int rank) { return job_->committed(rank) != JobMemory::kNoState; });
   if (missing.empty()) return {};
   std::string names;
   for (const int rank : missing)

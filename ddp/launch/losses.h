@@ -16,15 +16,17 @@ namespace duet::ddp {
 /// The memory and the store of the job's ranks, in files that are gone with the launcher.
 class JobLosses {
  public:
-  /// Losses above `most`, without kStepsBetween steps between any two, end the job. Throws CommError where there is no
-  /// memory for the files.
-  JobLosses(int ranks, int most);
+  /// Losses above `most`, without kStepsBetween steps between any two, end the job. While no fewer than `least_ranks`
+  /// are left, and that is fewer than `ranks`, these go on and take lost ones in when they come again. Throws CommError
+  /// where there is no memory for the files.
+  JobLosses(int ranks, int least_ranks, int most);
 
   const RankFile& memory() const { return memory_file_; }
   const RankFile& store() const { return store_file_; }
 
   enum class Loss {
-    replaced,  // another process is to have the rank's number
+    replaced,  // another process is to have the rank's number; the others wait for it
+    left_out,  // the others go on meanwhile
     begins,    // no step was complete: all ranks are to start again
     ends_job,  // for the reason()
   };
@@ -37,8 +39,13 @@ class JobLosses {
   std::int64_t step() const { return step_; }
   /// Whether any lost rank has no process yet that has the state of the training.
   bool recovers() const;
-  /// Says that the newest process of a rank that was lost has that state, and after what time; empty: it has not.
-  std::string recovery(int rank) const;
+  /// What came of losses since the last call: a rank's new process has that state, and after what time, or the others
+  /// go on without one.
+  std::vector<std::string> recoveries();
+  /// Lets ranks that were left out join the others where their processes are ready.
+  void admit_ready();
+  /// Whether the training has ended without this rank's new process.
+  bool is_superfluous(int rank) const { return job_->ended() && !job_->is_member(rank); }
   struct Absence {
     int rank = -1;  // the first one
     std::string message{};
@@ -55,13 +62,17 @@ class JobLosses {
   struct LastLoss {
     std::int64_t within = 0;  // which step it computed; 0: none
     std::string how{};
+    bool left_out = false;
+    bool told = true;    // what came of it
+    bool joins = false;  // was left out, and has been admitted since
   };
   Loss end(const std::string& reason);
   static constexpr std::int64_t kStepsBetween = 100;
-  const int ranks_, most_;
+  const int ranks_, least_ranks_, most_;
   RankFile memory_file_, store_file_;
   std::unique_ptr<JobMemory> job_;
   std::optional<JobArbiter> arbiter_;
+  bool admitted_ = false;  // a rank since the last loss
   int losses_ = 0;
   std::int64_t step_ = 0;
   std::string reason_{};

@@ -84,6 +84,11 @@ void Recovery::recover_if_void() {
   group_.recover();
 }
 
+void Recovery::recover_if_left() {
+  if (on_ && completed_ && group_.is_left()) void_ = true;
+  recover_if_void();
+}
+
 void Recovery::begin_forward() {
   require<UsageError>(
       !forward_ || forward_pass_ == passes_,
@@ -143,7 +148,7 @@ void Recovery::run_unit(FunctionRef<void()> body) {
                       "with the last batch of a pass, and put the unit behind it");
   if (++own_units_ <= units_) return;  // done before this process had the rank's number
   do {
-    recover_if_void();
+    recover_if_left();
     if (own_units_ <= units_) {  // another rank has completed it: its state is that behind the unit
       completed_ = true;
       redo_due_ = false;
@@ -197,7 +202,8 @@ void Recovery::restore() {
   for (Recoverable* const object : objects_) object->restore();
 }
 
-void Recovery::regroup() {
+void Recovery::regroup(Place place) {
+  group_.place = place;
   for (Recoverable* const object : objects_) object->regroup();
 }
 

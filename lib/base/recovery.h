@@ -61,7 +61,7 @@ class Recoverable {
   virtual void complete_step() {}
   /// The step is done again: what it has changed beside parameters and optimizers is as it was.
   virtual void restore() {}
-  /// The ranks have a new process group: memory that they share is other memory.
+  /// The ranks have a new process group: memory that they share is other memory, and their number may be another one.
   virtual void regroup() {}
   /// The state after the last complete step.
   virtual void stream(StateStream& state) = 0;
@@ -93,11 +93,19 @@ class Recovery {
   void require_no_redo() const;
   void set_redo_due(bool due) { redo_due_ = due; }
 
+  /// The number of this rank in the group of all.
+  struct Place {
+    int rank = 0, ranks = 1;
+  };
   /// What the process group does: `complete` when a step or unit is complete; `recover` agrees on the last complete
-  /// one, with the ranks there are, and takes the state after it.
+  /// one, with the ranks there are, and takes the state after it. `is_left`: other ranks than those of the group are to
+  /// go on.
   struct Group {
     std::function<void(std::int64_t commits)> complete;
     std::function<void()> recover;
+    std::function<bool()> is_left;
+    Place place{};
+    bool ranks_change = false;  // the job goes on with fewer ranks
   };
   /// On while a group is set.
   void set_group(Group group);
@@ -115,6 +123,10 @@ class Recovery {
   void set_void() { void_ = true; }
   /// Brings this rank to the last step that is complete on any: at the end of a backward, and before the next batch.
   void recover_if_void();
+  /// Between two steps: also where another rank has joined.
+  void recover_if_left();
+  bool ranks_change() const { return on_ && group_.ranks_change; }
+  Place place() const { return group_.place; }
   /// The model goes forward: the step is to have an update. Throws UsageError where gradients of the pass before are
   /// still to be used.
   void begin_forward();
@@ -149,7 +161,7 @@ class Recovery {
   const std::vector<std::byte>& state();
   void take_state(std::span<const std::byte> bytes);
   void restore();
-  void regroup();
+  void regroup(Place place);
 
  private:
   friend class Recoverable;

@@ -126,6 +126,7 @@ Loader::Loader(const Dataset& dataset, std::unique_ptr<BatchSampler> sampler, co
                       dataset.device(), ", so the loader takes no workers, got ", options.workers);
   if (shared_) {
     Recovery::instance().take_loader();
+    regroup();
     join();
   }
   if (!options.deferred) return;
@@ -180,7 +181,7 @@ void Loader::start_workers() {
 
 /// Whether the rank has recovered since this loader last asked: each loader of a step goes back then.
 bool Loader::has_recovered() {
-  Recovery::instance().recover_if_void();
+  Recovery::instance().recover_if_left();
   const std::int64_t before = std::exchange(recoveries_, Recovery::instance().recoveries());
   return before != recoveries_;
 }
@@ -196,6 +197,15 @@ void Loader::complete_step() {
 }
 
 void Loader::stream(StateStream& state) { state.value(mark_); }
+
+void Loader::regroup() {
+  const Recovery& recovery = Recovery::instance();
+  if (!recovery.ranks_change()) return;
+  prefetcher_.reset();
+  require<UsageError>(sampler_->set_part(recovery.place().rank, recovery.place().ranks),
+                      "an elastic job goes on with fewer ranks, but the loader's sampler cannot be cut for another "
+                      "number of them: use BlockedBatches, or no minimum of ranks");
+}
 
 void Loader::advance(std::int64_t steps) {
   if (shared_ && has_recovered()) {

@@ -60,6 +60,9 @@ class BatchSampler {
   virtual void set_epoch(std::int64_t epoch) = 0;
   /// 0 <= step < steps(); valid until the next set_epoch.
   virtual StepIndices step(std::int64_t step) const = 0;
+  /// Cuts steps for so many ranks from now on, of which this one has the number `rank`; not while another thread calls
+  /// step(). False: this sampler cannot. An elastic job that goes on with fewer ranks calls it.
+  virtual bool set_part(int /*rank*/, int /*ranks*/) { return false; }
 };
 
 /// Both tensors carry the stamp {step counted over all epochs, first row, global rows} (lib/tensor.h).
@@ -156,6 +159,7 @@ class Loader : private Recoverable {
  private:
   void complete_step() override;
   void stream(StateStream& state) override;
+  void regroup() override;
   bool has_recovered();
   void go_to_mark();
   void start_workers();

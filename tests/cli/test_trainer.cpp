@@ -50,41 +50,41 @@ Run train_both(std::uint64_t first_seed, std::uint64_t second_seed) {
 
 TEST_CASE("all ranks end after the same step for the same signal, at whatever step it arrives") {
   using Numbers = std::array<double, 3>;  // the signal of each rank, and rank 0's choice of the interval
-  const auto of = [](int rank, Numbers& numbers, const Numbers& other) {
-    return CommonEnd(rank, 2, [&numbers, other](std::span<double> own) {
+  const auto of = [](Numbers& numbers, const Numbers& other) {
+    return CommonEnd([&numbers, other](std::span<double> own) {
       std::transform(own.begin(), own.end(), other.begin(), own.begin(), std::plus<>());
       std::copy(own.begin(), own.end(), numbers.begin());
     });
   };
   Numbers leader_sum{}, other_sum{};
-  CommonEnd leader = of(0, leader_sum, {});
+  CommonEnd leader = of(leader_sum, {});
   CHECK(leader.due());
-  leader.exchange(0);
+  leader.exchange(0, 0, 2);
   CHECK(leader.signal() == 0);
   CHECK(leader_sum[2] >= 1);
-  CommonEnd other = of(1, other_sum, {0, 0, 3});
+  CommonEnd other = of(other_sum, {0, 0, 3});
   CHECK(other.due());
-  other.exchange(0);
+  other.exchange(0, 1, 2);
   CHECK_FALSE(other.due());
   CHECK_FALSE(other.due());
   CHECK(other.due());
-  other.exchange(SIGINT);
+  other.exchange(SIGINT, 1, 2);
   CHECK(other.signal() == SIGINT);
   CHECK(other_sum == Numbers{0, SIGINT, 3});
-  CommonEnd alone(0, 1, [](std::span<double>) {});
+  CommonEnd alone([](std::span<double>) {});
   for (int step = 0; step < 3; ++step) {
     CHECK(alone.due());  // at every step: nothing is exchanged
-    alone.exchange(0);
+    alone.exchange(0, 0, 1);
   }
 }
 
 TEST_CASE("all ranks name the same ranks as those that received the signal") {
   const auto with = [](const std::vector<int>& received, int rank) {
-    CommonEnd end(rank, static_cast<int>(received.size()), [&](std::span<double> numbers) {
+    CommonEnd end([&](std::span<double> numbers) {
       for (std::size_t other = 0; other < received.size(); ++other)
         if (static_cast<int>(other) != rank) numbers[other] += received[other];
     });
-    end.exchange(received[static_cast<std::size_t>(rank)]);
+    end.exchange(received[static_cast<std::size_t>(rank)], rank, static_cast<int>(received.size()));
     return std::pair(end.signal(), end.signalled());
   };
   using Ranks = std::vector<int>;

@@ -1,6 +1,7 @@
 #include "tests/elastic/protocol.h"
 
 #include <algorithm>
+#include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <stdexcept>
@@ -28,13 +29,13 @@ void clear_left_groups(State& state) {
 /// Collects what one rank can do.
 class RankTransitions {
  public:
-  RankTransitions(const State& state, Mistake mistake, std::size_t number, std::vector<Transition>& all)
-      : state_(state), mistake_(mistake), number_(number), all_(all) {}
+  RankTransitions(const State& state, const Rules& rules, std::size_t number, std::vector<Transition>& all)
+      : state_(state), rules_(rules), mistake_(rules.mistake), number_(number), all_(all) {}
 
   void collect() {
     const Rank& rank = state_.ranks[number_];
     if (rank.at == At::dead || rank.at == At::exited) return;
-    if (state_.deaths < kMostDeaths && !state_.ended && !state_.all_lost)
+    if (state_.deaths < rules_.most_deaths && !state_.ended && !state_.all_lost)
       add(
           "dies",
           [](State& next, Rank& r, Group&) {
@@ -43,7 +44,8 @@ class RankTransitions {
           },
           true);
     switch (rank.at) {
-      case At::starting: return arrive();
+      case At::starting: return state_.is_member(number_) ? arrive() : apply();
+      case At::applying: return arrive_if_member();
       case At::arrived: return await_plan();
       case At::stepping: return rank.step == kSteps ? finish() : begin_collective();
       case At::finished: return await_end();
@@ -74,6 +76,12 @@ class RankTransitions {
       next.finished[number_] = 0;
       r = {.at = At::arrived, .generation = next.generation, .step = r.step};
     });
+  }
+  void apply() {
+    if (!state_.ended) add("applies", [](State&, Rank& r, Group&) { r.at = At::applying; });
+  }
+  void arrive_if_member() {
+    if (state_.is_member(number_)) arrive();
   }
   /// A wait that ends in a newer generation makes the step void.
   void arrive_if_behind() {
@@ -117,8 +125,10 @@ class RankTransitions {
     });
   }
 
-  static bool all_at(const std::array<std::uint8_t, kRanks>& counts, std::uint8_t count) {
-    return std::all_of(counts.begin(), counts.end(), [&](std::uint8_t c) { return c >= count; });
+  bool all_at(const std::array<std::uint8_t, kRanks>& counts, std::uint8_t count) const {
+    for (std::size_t r = 0; r < kRanks; ++r)
+      if ((group().members >> r & 1) != 0 && counts[r] < count) return false;
+    return true;
   }
 
   void reduce() {
@@ -157,26 +167,44 @@ class RankTransitions {
   }
 
   const State& state_;
+  const Rules& rules_;
   Mistake mistake_;
   std::size_t number_;
   std::vector<Transition>& all_;
 };
 
-/// A dead rank makes a new generation, in which another process has its number.
-void see_death(const State& state, Mistake mistake, std::size_t number, std::vector<Transition>& all) {
+/// A dead rank makes a new generation, in which another process has its number, or which goes on without it.
+void see_death(const State& state, const Rules& rules, std::size_t number, std::vector<Transition>& all) {
   if (state.ranks[number].at != At::dead) return;
   State next = state;
-  ++next.generation;
-  next.finished[number] = 0;
-  if (mistake != Mistake::keep_committed) next.committed[number] = kNoState;
   next.ranks[number] = {.at = At::starting, .generation = 0, .step = kNoState};
-  all.push_back({"arbiter replaces rank " + std::to_string(number), next});
+  if (state.is_member(number)) {
+    const auto own = static_cast<std::uint8_t>(1u << number);
+    const std::uint8_t members = state.groups[state.generation].members;
+    const bool others_go_on = rules.least < kRanks && std::popcount(members) > rules.least;
+    next.groups[++next.generation].members = others_go_on ? members & ~own : members;
+    next.finished[number] = 0;
+    if (rules.mistake != Mistake::keep_committed) next.committed[number] = kNoState;
+  }
+  all.push_back({"arbiter sees the loss of rank " + std::to_string(number), next});
+}
+
+void admit(const State& state, Mistake mistake, std::size_t number, std::vector<Transition>& all) {
+  if (state.ranks[number].at != At::applying || state.is_member(number)) return;
+  State next = state;
+  if (mistake != Mistake::join_in_place) ++next.generation;
+  next.groups[next.generation].members =
+      static_cast<std::uint8_t>(state.groups[state.generation].members | 1u << number);
+  all.push_back({"arbiter admits rank " + std::to_string(number), next});
 }
 
 void publish_plan(const State& state, Mistake mistake, std::vector<Transition>& all) {
   if (state.generation == state.planned) return;
-  for (const std::uint8_t arrived : state.arrived)
+  for (std::size_t r = 0; r < kRanks; ++r) {
+    if (!state.is_member(r)) continue;
+    const std::uint8_t arrived = state.arrived[r];
     if (mistake == Mistake::plan_before_arrivals ? arrived == 0 : arrived != state.generation) return;
+  }
   State next = state;
   int step = -1;
   for (std::size_t r = 0; r < kRanks; ++r)
@@ -193,8 +221,8 @@ void publish_plan(const State& state, Mistake mistake, std::vector<Transition>& 
 }
 
 void end(const State& state, std::vector<Transition>& all) {
-  for (const std::uint8_t finished : state.finished)
-    if (finished != state.generation + 1) return;
+  for (std::size_t r = 0; r < kRanks; ++r)
+    if (state.is_member(r) && state.finished[r] != state.generation + 1) return;
   State next = state;
   next.ended = true;
   all.push_back({"the job ends", next});
@@ -202,13 +230,20 @@ void end(const State& state, std::vector<Transition>& all) {
 
 }  // namespace
 
-std::vector<Transition> transitions(const State& state, Mistake mistake) {
+State first_state() {
+  State state;
+  state.groups[0].members = (1u << kRanks) - 1;
+  return state;
+}
+
+std::vector<Transition> transitions(const State& state, const Rules& rules) {
   std::vector<Transition> all;
   if (state.all_lost) return all;
-  for (std::size_t r = 0; r < kRanks; ++r) RankTransitions(state, mistake, r, all).collect();
+  for (std::size_t r = 0; r < kRanks; ++r) RankTransitions(state, rules, r, all).collect();
   if (state.ended) return all;
-  for (std::size_t r = 0; r < kRanks; ++r) see_death(state, mistake, r, all);
-  publish_plan(state, mistake, all);
+  for (std::size_t r = 0; r < kRanks; ++r) see_death(state, rules, r, all);
+  for (std::size_t r = 0; r < kRanks; ++r) admit(state, rules.mistake, r, all);
+  publish_plan(state, rules.mistake, all);
   end(state, all);
   return all;
 }
@@ -216,12 +251,17 @@ std::vector<Transition> transitions(const State& state, Mistake mistake) {
 bool is_end(const State& state) {
   if (state.all_lost)
     return std::none_of(state.ranks.begin(), state.ranks.end(), [](const Rank& r) { return r.step <= kSteps; });
-  return std::all_of(state.ranks.begin(), state.ranks.end(),
-                     [](const Rank& r) { return r.at == At::dead || (r.at == At::exited && r.step == kSteps); });
+  for (std::size_t r = 0; r < kRanks; ++r) {
+    const Rank& rank = state.ranks[r];
+    const bool left_out = state.ended && !state.is_member(r) && rank.step == kNoState;
+    if (rank.at != At::dead && !left_out && !(rank.at == At::exited && rank.step == kSteps)) return false;
+  }
+  return true;
 }
 
 std::string text_of(const State& state) {
-  constexpr const char* kAt[] = {"dead", "starting", "arrived", "stepping", "posted", "reduced", "finished", "exited"};
+  constexpr const char* kAt[] = {"dead",   "starting", "applying", "arrived", "stepping",
+                                 "posted", "reduced",  "finished", "exited"};
   std::string text = "generation " + std::to_string(state.generation) + ", planned " + std::to_string(state.planned);
   for (std::size_t r = 0; r < kRanks; ++r)
     text += "; rank " + std::to_string(r) + ": " + kAt[static_cast<std::size_t>(state.ranks[r].at)] + " in " +

@@ -1,5 +1,6 @@
 // The recovery protocol of an elastic job as a state machine, which a test searches exhaustively: the launcher, which
-// is the arbiter, and ranks that run steps of collectives, die and are replaced. Names are those of the runtime.
+// is the arbiter, and ranks that run steps of collectives, die, and are replaced or left out until they join again.
+// Names are those of the runtime.
 #pragma once
 
 #include <array>
@@ -30,6 +31,13 @@ enum class Mistake {
   exit_when_committed,   // a rank leaves after its own last step
   wait_for_plan_only,    // a rank that waits for a plan does not see the next generation
   commit_before_sums,    // a step counts when its last bucket is sent
+  join_in_place,         // a rank that was left out becomes a member of the generation that runs
+};
+
+struct Rules {
+  Mistake mistake = Mistake::none;
+  int least = kRanks;  // ranks that go on without a lost one; kRanks: they wait for its replacement
+  int most_deaths = kMostDeaths;
 };
 
 /// Where the process of a rank is. What no other process can observe is not a state of its own: a rank that dies
@@ -37,6 +45,7 @@ enum class Mistake {
 enum class At : std::uint8_t {
   dead,      // and the arbiter has not seen it
   starting,  // runs main() from the top, up to its first training step
+  applying,  // is there, but no member of the generation
   arrived,   // waits for a plan; then gives its state or takes another's
   stepping,  // before a collective of a step, or behind the last step
   posted,    // has written its part of a collective
@@ -59,8 +68,9 @@ struct Rank {
 
 /// What lies in the segment of a generation's group. It outlives ranks; all zero once no rank is in it.
 struct Group {
-  std::uint8_t base = 0;   // the step that its ranks agreed on
-  std::uint8_t given = 0;  // chunks of the source's state
+  std::uint8_t members = 0;  // a bit for each rank
+  std::uint8_t base = 0;     // the step that its ranks agreed on
+  std::uint8_t given = 0;    // chunks of the source's state
   std::array<std::uint8_t, kRanks> posted{}, reduced{};
   auto operator<=>(const Group&) const = default;
 };
@@ -71,9 +81,12 @@ struct State {
   bool ended = false, all_lost = false;
   std::array<std::uint8_t, kRanks> committed{}, arrived{}, finished{};  // `finished`: in which generation, + 1
   std::array<Rank, kRanks> ranks{};
-  std::array<Group, kMostDeaths + 1> groups{};
+  std::array<Group, 2 * kMostDeaths + 1> groups{};  // each lost rank may join again
   auto operator<=>(const State&) const = default;
+  bool is_member(std::size_t rank) const { return (groups[generation].members >> rank & 1) != 0; }
 };
+/// All ranks step in the first generation.
+State first_state();
 
 struct Transition {
   std::string name;
@@ -82,7 +95,7 @@ struct Transition {
 };
 
 /// What can happen next. Throws std::logic_error where an assertion of the protocol does not hold.
-std::vector<Transition> transitions(const State& state, Mistake mistake);
+std::vector<Transition> transitions(const State& state, const Rules& rules);
 
 /// The job has ended as it may: all processes there are have the last step, or none was left that had any.
 bool is_end(const State& state);

@@ -21,6 +21,7 @@ import sys
 import tempfile
 import time
 
+ANY_NUMBER = ("cnn", "synchronised", "trained_cnn", "trained_linear", "trained_directly")  # may go on with fewer ranks
 NETWORKS = ("cnn", "plain", "synchronised", "accumulated")
 TRAINED = {"trained_cnn": ("--model", "simple_cnn", "--optimizer", "adamw"),  # by duet train
            "trained_linear": ("--model", "linear", "--loader-workers", "1"),
@@ -42,12 +43,14 @@ ENDED = {("kills", "10"): ("rank 1 was killed by signal 9 (SIGKILL) after step 5
                              "rank 1's new process has not joined within 0.5 s after the last loss")}
 STOPPED = "was stopped by a signal for more than 500 ms"
 REPLACED = r"rank \d+ is replaced after \d+ ms"
+LEFT_OUT = r"rank \d+ is left out after \d+ ms|has joined the others again"
 LIMIT = 60  # seconds for a job
 
 
-def command(options, network, ranks, folder=None, replace_timeout="60"):
+def command(options, network, ranks, folder=None, replace_timeout="60", least=0):
     """The program, or a training whose files are in the folder."""
-    elastic = ["--elastic", "--max-failures", "50", "--stop-limit", "0.5", "--replace-timeout", replace_timeout]
+    elastic = ["--elastic", "--max-failures", "50", "--stop-limit", "0.5", "--replace-timeout", replace_timeout,
+               "--min-ranks", str(least)]
     launch = [options.duet, "launch", "-n", str(ranks), *elastic, "--"]
     if network not in TRAINED:
         return launch + [options.program, network]
@@ -119,22 +122,22 @@ class Strikes:
         self.expected = {}
         self.jobs = self.failures = self.lost = self.strikes = 0
 
-    def job(self, network, ranks, strike, **environment):
+    def job(self, network, ranks, strike, least, **environment):
         """What is wrong with a job's end, its state, its errors, and what strike(job) returns."""
         with tempfile.TemporaryDirectory() as folder:
-            job = Job(command(self.options, network, ranks, folder), **environment)
+            job = Job(command(self.options, network, ranks, folder, least=least), **environment)
             struck = strike(job)
             wrong, output, errors = job.end()
             return wrong, state_of(network, output, folder), errors, struck
 
-    def run(self, what, network, ranks, strike, **environment):
+    def run(self, what, network, ranks, strike, least=0, **environment):
         """strike(job) returns the ranks that it has struck, and by what."""
         key = (network, ranks if network in ("plain", "accumulated") else "any number")
         if key not in self.expected:
-            wrong, self.expected[key], errors, _ = self.job(network, ranks, lambda job: [])
+            wrong, self.expected[key], errors, _ = self.job(network, ranks, lambda job: [], 0)
             if wrong:
                 sys.exit(f"undisturbed, {network}: {wrong}\n{errors}")
-        wrong, state, errors, struck = self.job(network, ranks, strike, **environment)
+        wrong, state, errors, struck = self.job(network, ranks, strike, least, **environment)
         self.jobs += 1
         ranks_struck = [rank for rank, _ in struck]
         twice = {KILLED_TWICE.format(rank) for rank in ranks_struck if ranks_struck.count(rank) > 1}
@@ -148,6 +151,8 @@ class Strikes:
         again = "all ranks start again" in errors  # those that were to replace lost ones, too
         if not wrong and "another process replaces it" in errors and not again and not re.search(REPLACED, errors):
             wrong = "no word of the new process"
+        if not wrong and "; the others go on" in errors and not again and not re.search(LEFT_OUT, errors):
+            wrong = "no word of the others"
         if not wrong and environment.get("DUET_FAULT", "").endswith(f":{int(signal.SIGSTOP)}") and STOPPED not in errors:
             wrong = f"not: {STOPPED}"
         if wrong:
@@ -183,6 +188,21 @@ class Strikes:
             fault = f"all_reduce:1:9:9,{point}:{rank}:1:{int(number)}:{int(rank == 1)}"
             self.run(f"DUET_FAULT={fault}, {network}", network, 3, lambda job: [], DUET_FAULT=fault)
 
+    def run_with_fewer(self):
+        """The others go on after a loss; the lost rank joins them again, or is struck before it has."""
+        points = [("all_reduce", 9), ("collective", 25), ("input", 9), ("forward", 12), ("backward", 10), ("commit", 8),
+                  ("evaluation", 1), ("checkpoint", 1)]
+        own = ("all_reduce", "collective")
+        for i, ((point, times), rank) in enumerate(itertools.product(points, (0, 1, 2))):
+            network = ANY_NUMBER[i % 2] if point in own else ANY_NUMBER[2 + i % 3]
+            fault = f"{point}:{rank}:{times}:{int((signal.SIGKILL, signal.SIGSTOP, signal.SIGSEGV)[(i + i // 3) % 3])}"
+            self.run(f"fewer ranks, DUET_FAULT={fault}, {network}", network, 3, lambda job: [], 1 + i % 2, DUET_FAULT=fault)
+        for i, (point, rank) in enumerate((("joining", 1), ("arriving", 0), ("agreement", 1), ("agreement", 2), ("state", 0),
+                                           ("state", 1), ("all_reduce", 2))):
+            network, times = ANY_NUMBER[i % 2], 20 if point == "all_reduce" else 1
+            fault = f"all_reduce:1:9:9,{point}:{rank}:{times}:9:{int(rank == 1)}"
+            self.run(f"fewer ranks, DUET_FAULT={fault}, {network}", network, 3, lambda job: [], 1, DUET_FAULT=fault)
+
     def run_refused(self):
         for loop, text in REFUSED.items():
             self.jobs += 1
@@ -206,6 +226,7 @@ class Strikes:
             draw = random.Random(number)
             network, ranks = draw.choice(NETWORKS + tuple(TRAINED)), draw.choice((2, 3, 4))
             delay = f"all_reduce:*:{draw.choice((0, 1000, 4000))}"
+            least = draw.randrange(ranks) if network in ANY_NUMBER else 0
             done = []
 
             def strike(job):
@@ -224,13 +245,14 @@ class Strikes:
                     time.sleep(draw.choice((0, 0.01, 0.05, 0.2)))
                 return done
 
-            self.run(f"--seed {number}, {network}, {ranks} ranks", network, ranks, strike, DUET_DELAY=delay)
+            self.run(f"--seed {number}, {network}, {ranks} ranks, {least} at least", network, ranks, strike, least, DUET_DELAY=delay)
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("duet")
     parser.add_argument("program")
+    parser.add_argument("--fewer", action="store_true", help="only the jobs that go on with fewer ranks")
     parser.add_argument("--random", type=int, metavar="N")
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
@@ -239,9 +261,12 @@ def main():
         strikes.run_random(options.random, options.seed)
         print(f"{strikes.strikes} strikes; {strikes.lost} jobs of which no rank was left with the state")
     else:
-        strikes.run_points()
-        strikes.run_refused()
-        strikes.run_ended()
+        if not options.fewer:
+            strikes.run_points()
+        strikes.run_with_fewer()
+        if not options.fewer:
+            strikes.run_refused()
+            strikes.run_ended()
     print(f"{strikes.jobs - strikes.failures} passed, {strikes.failures} failed")
     return 1 if strikes.failures else 0
 

@@ -28,7 +28,8 @@ std::int64_t after_step(std::int64_t step) { return step * duet::Recovery::kComm
 
 /// A job of three ranks that have completed these steps.
 struct Job {
-  explicit Job(std::array<int, 3> steps, int most = 3) : losses(3, most), memory(losses.memory().path) {
+  explicit Job(std::array<int, 3> steps, int most = 3, int least = 3)
+      : losses(3, least, most), memory(losses.memory().path) {
     for (std::size_t rank = 0; rank < 3; ++rank) members[rank].commit(after_step(steps[rank]));
   }
   JobLosses losses;
@@ -50,6 +51,66 @@ TEST_CASE("a plan has the last step that a rank has completed, once all have arr
     CHECK(plan->commits == after_step(5));
     CHECK(plan->source == 1);
   }
+}
+
+TEST_CASE("ranks go on without a lost one, which joins them again when its new process is ready") {
+  Job job({4, 5, 5}, 3, 2);
+  CHECK(job.losses.lose(1) == Loss::left_out);
+  CHECK(job.losses.recovers());
+  CHECK(job.members[0].arrive() == 1);
+  CHECK(job.members[2].arrive() == 1);
+  CHECK(job.members[2].members() == std::vector<int>{0, 2});
+  CHECK(job.members[2].place_of(2) == 1);
+  const std::optional<RecoveryPlan> plan = job.members[0].await_plan(1);
+  REQUIRE(plan);
+  CHECK(plan->commits == after_step(5));
+  CHECK(plan->source == 2);
+  CHECK(job.losses.recoveries().empty());
+  job.members[0].commit(after_step(5));
+  const std::vector<std::string> left_out = job.losses.recoveries();
+  REQUIRE(left_out.size() == 1);
+  CHECK_THAT(left_out[0], ContainsSubstring("rank 1 is left out after ") && ContainsSubstring("goes on after step 5"));
+
+  job.losses.admit_ready();
+  CHECK_FALSE(job.members[0].is_behind(1));  // the new process does not ask yet
+  CHECK(job.losses.lose(1) == Loss::left_out);
+  CHECK_FALSE(job.members[0].is_behind(1));
+  std::uint32_t arrived = 0;
+  std::thread joins([&] { arrived = job.members[1].arrive(); });
+  while (!job.memory.applies(1)) std::this_thread::yield();
+  job.losses.admit_ready();
+  joins.join();
+  CHECK(arrived == 2);
+  for (const std::size_t rank : {0, 2}) CHECK(job.members[rank].arrive() == 2);
+  CHECK(job.members[1].members() == std::vector<int>{0, 1, 2});
+  REQUIRE(job.members[1].await_plan(2));
+  CHECK(job.losses.recoveries().empty());
+  job.members[1].commit(after_step(5));
+  CHECK(job.losses.recoveries() == std::vector<std::string>{"rank 1 has joined the others again after step 5"});
+  CHECK_FALSE(job.losses.recovers());
+}
+
+TEST_CASE("where fewer ranks than the least are left, they wait for the lost one") {
+  Job job({5, 5, 5}, 3, 2);
+  CHECK(job.losses.lose(0) == Loss::left_out);
+  CHECK(job.losses.lose(1) == Loss::replaced);
+  CHECK(job.members[1].arrive() == 2);
+  CHECK(job.members[1].members() == std::vector<int>{1, 2});
+}
+
+TEST_CASE("a job ends without the ranks that it has left out") {
+  Job job({5, 5, 5}, 3, 1);
+  CHECK(job.losses.lose(0) == Loss::left_out);
+  CHECK_FALSE(job.losses.is_superfluous(0));
+  std::thread other([&] {
+    job.members[1].arrive();
+    job.members[1].finish(1);
+  });
+  job.members[2].arrive();
+  CHECK(job.members[2].finish(1));
+  other.join();
+  CHECK(job.losses.is_superfluous(0));
+  CHECK_FALSE(job.losses.is_superfluous(1));
 }
 
 TEST_CASE("a loss during a recovery makes the plan void") {
@@ -113,15 +174,17 @@ TEST_CASE("a loss is reported with the time until the new process has received t
   CHECK(losses[0].recovered_ns == 0);
   for (JobMember& member : job.members) member.arrive();
   job.members[0].commit(after_step(6));  // a survivor's
-  CHECK(job.losses.recovery(2).empty());
+  CHECK(job.losses.recoveries().empty());
   CHECK(job.losses.recovers());
   job.members[2].commit(after_step(6));
   losses = job.memory.losses();
   CHECK(losses[0].step == 6);  // completed by another one after the loss
   CHECK(losses[0].recovered_ns >= losses[0].lost_ns);
-  CHECK_THAT(job.losses.recovery(2),
+  const std::vector<std::string> texts = job.losses.recoveries();
+  REQUIRE(texts.size() == 1);
+  CHECK_THAT(texts[0],
              ContainsSubstring("rank 2 is replaced after ") && ContainsSubstring(" ms; the job goes on after step 6"));
-  CHECK(job.losses.recovery(0).empty());
+  CHECK(job.losses.recoveries().empty());
   CHECK_FALSE(job.losses.recovers());
   const std::int64_t recovered = losses[0].recovered_ns;
   job.members[2].commit(after_step(7));

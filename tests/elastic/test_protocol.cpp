@@ -31,8 +31,8 @@ struct HashState {
 /// All states that can be reached, breadth first, so that the path to one is a shortest.
 class Search {
  public:
-  explicit Search(Mistake mistake) : mistake_(mistake) {
-    number_of(State{}, 0);
+  explicit Search(const Rules& rules) : rules_(rules) {
+    number_of(first_state(), 0);
     for (std::uint32_t at = 0; at < states_.size() && problem_.empty(); ++at) expand(at);
     if (problem_.empty()) check_ends();
   }
@@ -53,7 +53,7 @@ class Search {
 
   void expand(std::uint32_t at) {
     try {
-      for (const Transition& transition : transitions(*states_[at], mistake_)) {
+      for (const Transition& transition : transitions(*states_[at], rules_)) {
         const std::uint32_t next = number_of(transition.next, at);
         if (!transition.death) edges_.emplace_back(next, at);
       }
@@ -87,7 +87,7 @@ class Search {
   std::string path_to(std::uint32_t at) const {
     std::string path = "\n  " + text_of(*states_[at]);
     for (; at != 0; at = from_[at])
-      for (const Transition& transition : transitions(*states_[from_[at]], mistake_))
+      for (const Transition& transition : transitions(*states_[from_[at]], rules_))
         if (transition.next == *states_[at]) {
           path = "\n  " + transition.name + path;
           break;
@@ -95,7 +95,7 @@ class Search {
     return path;
   }
 
-  Mistake mistake_;
+  const Rules rules_;
   std::unordered_map<State, std::uint32_t, HashState> numbers_;
   std::vector<const State*> states_;
   std::vector<std::uint32_t> from_;
@@ -107,8 +107,16 @@ class Search {
 }  // namespace
 
 TEST_CASE("ranks that die and are replaced at any moment agree on every step, and none waits for ever") {
-  const Search search(Mistake::none);
+  const Search search({});
   INFO(search.states() << " states; " << search.problem());
+  CHECK(search.problem().empty());
+  CHECK(search.ends() > 0);
+}
+
+TEST_CASE("ranks go on without lost ones, which join again at any moment, and none waits for ever") {
+  const int least = GENERATE(1, 2);
+  const Search search({.least = least, .most_deaths = 2});
+  INFO("at least " << least << ": " << search.states() << " states; " << search.problem());
   CHECK(search.problem().empty());
   CHECK(search.ends() > 0);
 }
@@ -116,7 +124,14 @@ TEST_CASE("ranks that die and are replaced at any moment agree on every step, an
 TEST_CASE("the search finds mistakes that are planted in the protocol") {
   const auto mistake = GENERATE(Mistake::copy_in_place, Mistake::keep_committed, Mistake::plan_before_arrivals,
                                 Mistake::exit_when_committed, Mistake::wait_for_plan_only, Mistake::commit_before_sums);
-  const Search search(mistake);
+  const Search search({.mistake = mistake});
+  INFO("mistake " << static_cast<int>(mistake));
+  CHECK_FALSE(search.problem().empty());
+}
+
+TEST_CASE("the search finds mistakes about ranks that were left out") {
+  const auto mistake = GENERATE(Mistake::join_in_place, Mistake::keep_committed, Mistake::wait_for_plan_only);
+  const Search search({.mistake = mistake, .least = 1, .most_deaths = 2});
   INFO("mistake " << static_cast<int>(mistake));
   CHECK_FALSE(search.problem().empty());
 }

@@ -29,7 +29,8 @@ constexpr int kRanks = 3;
 /// A job, its ranks, and what is written over its memory.
 class Run {
  public:
-  explicit Run(Input& input) : input_(input), losses_(kRanks, 1000), memory_(losses_.memory().path) {
+  explicit Run(Input& input)
+      : input_(input), losses_(kRanks, input.flag() ? 1 : kRanks, 1000), memory_(losses_.memory().path) {
     void* const memory =
         ::mmap(nullptr, JobMemory::bytes(), PROT_READ | PROT_WRITE, MAP_SHARED, losses_.memory().memory.get(), 0);
     expect(memory != MAP_FAILED, "a mapping");
@@ -50,7 +51,9 @@ class Run {
       case 0: damage(); return true;
       case 1: return lose(rank);
       case 2: members_[rank]->commit(input_.take<std::int64_t>()); return true;
-      case 3: members_[rank]->arrive(); return true;
+      case 3:
+        if (memory_.is_member(static_cast<int>(rank))) members_[rank]->arrive();  // else it waits
+        return true;
       case 4: await_plan(*members_[rank]); return true;
       case 5: finish(*members_[rank]); return true;
       case 6: members_[rank]->await_loss(input_.take<std::uint32_t>(), duet::Clock::duration(0)); return true;
@@ -70,7 +73,8 @@ class Run {
     const Phase phase = input_.pick({Phase::none, Phase::forward, Phase::after});
     accepted([&] {
       const std::string how = input_.flag() ? "killed" : "ended";
-      if (losses_.lose(static_cast<int>(rank), how, phase) != JobLosses::Loss::replaced) return;
+      const JobLosses::Loss loss = losses_.lose(static_cast<int>(rank), how, phase);
+      if (loss != JobLosses::Loss::replaced && loss != JobLosses::Loss::left_out) return;
       members_[rank].emplace(memory_, static_cast<int>(rank));
       goes_on = memory_.ranks() == kRanks;  // a process that has begun with more waits for them
     });
@@ -103,7 +107,9 @@ class Run {
     accepted([&] { expect(memory_.ranks() > 0, "ranks"); });
     accepted([&] { expect(memory_.committed(rank) >= JobMemory::kNoState, "a step"); });
     accepted([&] { expect(memory_.losses().size() < JobMemory::kLosses, "no more losses than are kept"); });
-    accepted([&] { losses_.recovery(rank); });
+    accepted([&] { losses_.recoveries(); });
+    accepted([&] { losses_.admit_ready(); });
+    accepted([&] { losses_.is_superfluous(rank); });
     accepted([&] { losses_.overdue(std::chrono::hours(1)); });
     memory_.recovers(rank);
     losses_.trains(rank);
