@@ -48,19 +48,21 @@ JobLosses::Loss JobLosses::lose(int rank, const std::string& how, Phase phase) {
   step_ = std::max(step_, step);
   const bool computes = (phase == Phase::forward || phase == Phase::backward) && !job_->recovers(rank);
   const bool was_member = job_->is_member(rank);
-  const LastLoss now{.within = computes ? job_->steps(rank) + 1 : 0, .how = how};
-  const LastLoss before = std::exchange(last_[static_cast<std::size_t>(rank)], now);
-  if (now.within > 0 && before.within == now.within && before.how == now.how)
+  LastLoss& last = last_[static_cast<std::size_t>(rank)];
+  const LastLoss before = last;
+  last.within = computes ? job_->steps(rank) + 1 : 0;
+  last.how = how;
+  if (last.within > 0 && before.within == last.within && before.how == how)
     return end(
-        concat("step ", now.within, " has killed rank ", rank, " twice: its rows of the batch may be the cause"));
+        concat("step ", last.within, " has killed rank ", rank, " twice: its rows of the batch may be the cause"));
   if (losses_ > most_)
     return end(concat("more than ", most_, " losses without ", kStepsBetween, " steps between any two"));
   if (step_ == 0) return Loss::begins;
   if (!arbiter_->lose(rank, step_)) return end("all ranks had ended their training");
-  admitted_ = false;
-  LastLoss& last = last_[static_cast<std::size_t>(rank)];
-  last.told = !was_member;
-  last.left_out = !job_->is_member(rank);
+  if (was_member) {
+    admitted_ = last.told = last.joins = false;
+    last.left_out = !job_->is_member(rank);
+  }
   if (arbiter_->any_step()) return last.left_out ? Loss::left_out : Loss::replaced;
   return step_ == 1 ? Loss::begins : end("no rank is left that has the state of the training");
 }

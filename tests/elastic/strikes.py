@@ -42,8 +42,7 @@ ENDED = {("kills", "10"): ("rank 1 was killed by signal 9 (SIGKILL) after step 5
          ("absent", "0.5"): ("; another process replaces it",
                              "rank 1's new process has not joined within 0.5 s after the last loss")}
 STOPPED = "was stopped by a signal for more than 500 ms"
-REPLACED = r"rank \d+ is replaced after \d+ ms"
-LEFT_OUT = r"rank \d+ is left out after \d+ ms|has joined the others again"
+GOES_ON = r"rank \d+ is (replaced|left out) after \d+ ms"
 LIMIT = 60  # seconds for a job
 
 
@@ -149,10 +148,9 @@ class Strikes:
         if not wrong and errors.count("is struck at") < len(list(filter(None, environment.get("DUET_FAULT", "").split(",")))):
             wrong = "was not struck"
         again = "all ranks start again" in errors  # those that were to replace lost ones, too
-        if not wrong and "another process replaces it" in errors and not again and not re.search(REPLACED, errors):
-            wrong = "no word of the new process"
-        if not wrong and "; the others go on" in errors and not again and not re.search(LEFT_OUT, errors):
-            wrong = "no word of the others"
+        told = "another process replaces it" in errors or "; the others go on" in errors
+        if not wrong and told and not again and not re.search(GOES_ON, errors):
+            wrong = "no word of how the job goes on"
         if not wrong and environment.get("DUET_FAULT", "").endswith(f":{int(signal.SIGSTOP)}") and STOPPED not in errors:
             wrong = f"not: {STOPPED}"
         if wrong:
