@@ -1,6 +1,7 @@
 #include "ddp/elastic_group.h"
 
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <cstddef>
 #include <exception>
@@ -176,11 +177,13 @@ void ElasticGroup::exchange_state(const RecoveryPlan& plan) {
   const bool gives = rank() == plan.source;
   std::vector<std::byte> state;
   if (gives) state = recovery.state();
-  auto bytes = static_cast<std::int64_t>(state.size());
-  inner_->broadcast(std::span(&bytes, 1), plan.source).wait();
+  std::array<std::int64_t, 2> numbers = {static_cast<std::int64_t>(state.size()), noted()};  // 0 bytes on the others
+  inner_->all_reduce(Buffer(std::span<std::int64_t>(numbers)), ReduceOp::max).wait();
+  const auto [bytes, calls] = numbers;
   state.resize(static_cast<std::size_t>(bytes));
   fault_point("state");
   inner_->broadcast(Buffer(state.data(), bytes, DType::u8), plan.source).wait();
+  set_noted(calls);  // ranks have made different calls in the void step, and before one of them has joined
   const bool takes = std::exchange(joins_, false) || recovery.commits() != plan.commits;
   if (takes) recovery.take_state(state);
   recovery.set_redo_due(!takes && recovery.in_step());

@@ -314,6 +314,9 @@ class ProcessGroup {
   Work checked(const Call& call);
   /// For the destructor: whether an exception unwinds the stack. Records it first, before peers fail.
   bool is_dropped() const;
+  /// How many collectives the flight recorder has of this group; those of ranks that have the same number are compared.
+  std::int64_t noted() const { return noted_; }
+  void set_noted(std::int64_t collectives) { noted_ = collectives; }
 
  private:
   CallMark noted(const Call& call);
