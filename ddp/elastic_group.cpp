@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "ddp/connect.h"
+#include "ddp/launch/error_file.h"
 #include "ddp/store/file_store.h"
 #include "lib/base/environment.h"
 #include "lib/base/fault_point.h"
@@ -71,8 +72,11 @@ ElasticGroup::ElasticGroup(std::unique_ptr<JobMemory> memory, int rank, std::sha
 
 ElasticGroup::~ElasticGroup() {
   Recovery& recovery = Recovery::instance();
-  if (!is_dropped() && !recovery.is_redo_due()) try {
+  if (!is_dropped()) try {
+      recovery.require_no_redo();
       while (!member_.finish(generation_)) recover();
+    } catch (const UsageError& error) {
+      leave_error(error);
     } catch (const std::exception&) {  // the launcher sees a rank that ended before the others, or names the cause
     }
   recovery.reset_group();
