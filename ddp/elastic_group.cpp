@@ -90,7 +90,10 @@ void ElasticGroup::connect() {
 
 std::shared_ptr<Storage> ElasticGroup::shared_storage(std::size_t bytes) {
   if (joins_) return nullptr;
-  if (!Recovery::instance().in_step()) return inner_->shared_storage(bytes);
+  if (!Recovery::instance().in_step()) {
+    require_common();
+    return inner_->shared_storage(bytes);
+  }
   if (Recovery::instance().is_void()) return nullptr;
   try {
     return inner_->shared_storage(bytes);
@@ -107,6 +110,7 @@ Work ElasticGroup::start(const Call& call) {
     results_.repeat(call);
     return {};
   }
+  require_common();
   Work work = start_in(*inner_, call);
   if (recovery.commits() > 0 || recovery.in_state()) return work;
   work.wait();
@@ -144,6 +148,14 @@ void ElasticGroup::void_if_lost() {
     recovery.set_void();
   }
   if (recovery.in_unit()) throw;
+}
+
+/// A process that has just joined is void until its first step or unit, and passes over what the others have done.
+void ElasticGroup::require_common() const {
+  require<UsageError>(
+      !Recovery::instance().is_void(),
+      "a process that replaces a lost one calls a collective outside of steps and units, which the other "
+      "ranks have made before: put it into a unit (lib/elastic.h)");
 }
 
 std::unique_ptr<ProcessGroup> ElasticGroup::connect_subset(const Subset&) const {

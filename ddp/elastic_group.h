@@ -42,6 +42,7 @@ class ElasticGroup final : public ProcessGroup {
   Work start_in_step(const Call& call);
   void exchange_state(const RecoveryPlan& plan);
   void void_if_lost();
+  void require_common() const;
 
   const std::unique_ptr<JobMemory> memory_;
   JobMember member_;
