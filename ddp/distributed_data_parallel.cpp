@@ -167,6 +167,11 @@ class ModuleHooks final : public GradientSynchroniser, private Recoverable {
   }
 
   GroupSums& sums() { return sums_; }
+  /// Void steps, and those before a rank has joined, do not count.
+  std::int64_t steps() const {
+    const Recovery& recovery = Recovery::instance();
+    return recovery.on() ? recovery.steps() + backwards_ : reducer().steps();
+  }
 
   /// Before a forward in training mode: keeps what a step changes that an elastic job may do again.
   void step_may_begin() {
@@ -477,7 +482,7 @@ DistributedDataParallel::DistributedDataParallel(nn::Module& module, ProcessGrou
 
 DistributedDataParallel::~DistributedDataParallel() = default;
 
-std::int64_t DistributedDataParallel::steps() const { return hooks_->reducer().steps(); }
+std::int64_t DistributedDataParallel::steps() const { return hooks_->steps(); }
 
 DistributedDataParallel::NoSync DistributedDataParallel::no_sync() {
   require<UsageError>(!Recovery::instance().ranks_change(),

@@ -1,6 +1,7 @@
 #include "ddp/elastic_group.h"
 
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <cstddef>
 #include <exception>
@@ -12,6 +13,7 @@
 #include <vector>
 
 #include "ddp/connect.h"
+#include "ddp/launch/error_file.h"
 #include "ddp/store/file_store.h"
 #include "lib/base/environment.h"
 #include "lib/base/fault_point.h"
@@ -73,8 +75,11 @@ ElasticGroup::ElasticGroup(std::unique_ptr<JobMemory> memory, int rank, std::sha
 
 ElasticGroup::~ElasticGroup() {
   Recovery& recovery = Recovery::instance();
-  if (!is_dropped() && !recovery.is_redo_due()) try {
+  if (!is_dropped()) try {
+      recovery.require_no_redo();
       while (!member_.finish(generation_)) recover();
+    } catch (const UsageError& error) {
+      leave_error(error);
     } catch (const std::exception&) {  // the launcher sees a rank that ended before the others, or names the cause
     }
   recovery.reset_group();
@@ -93,7 +98,10 @@ void ElasticGroup::leave_generation() {
 
 std::shared_ptr<Storage> ElasticGroup::shared_storage(std::size_t bytes) {
   if (joins_) return nullptr;
-  if (!Recovery::instance().in_step()) return inner_->shared_storage(bytes);
+  if (!Recovery::instance().in_step()) {
+    require_common();
+    return inner_->shared_storage(bytes);
+  }
   if (Recovery::instance().is_void()) return nullptr;
   try {
     return inner_->shared_storage(bytes);
@@ -110,6 +118,7 @@ Work ElasticGroup::start(const Call& call) {
     results_.repeat(call);
     return {};
   }
+  require_common();
   Work work = start_in(*inner_, call);
   if (recovery.commits() > 0 || recovery.in_state()) return work;
   work.wait();
@@ -149,6 +158,14 @@ void ElasticGroup::void_if_lost() {
   if (recovery.in_unit()) throw;
 }
 
+/// A process that has just joined is void until its first step or unit, and passes over what the others have done.
+void ElasticGroup::require_common() const {
+  require<UsageError>(
+      !Recovery::instance().is_void(),
+      "a process that replaces a lost one calls a collective outside of steps and units, which the other "
+      "ranks have made before: put it into a unit (lib/elastic.h)");
+}
+
 std::unique_ptr<ProcessGroup> ElasticGroup::connect_subset(const Subset&) const {
   throw UsageError("an elastic job has one process group, of all ranks: it cannot be split");
 }
@@ -186,11 +203,13 @@ void ElasticGroup::exchange_state(const RecoveryPlan& plan) {
   const bool gives = rank() == source;
   std::vector<std::byte> state;
   if (gives) state = recovery.state();
-  auto bytes = static_cast<std::int64_t>(state.size());
-  inner_->broadcast(std::span(&bytes, 1), source).wait();
+  std::array<std::int64_t, 2> numbers = {static_cast<std::int64_t>(state.size()), noted()};  // 0 bytes on the others
+  inner_->all_reduce(Buffer(std::span<std::int64_t>(numbers)), ReduceOp::max).wait();
+  const auto [bytes, calls] = numbers;
   state.resize(static_cast<std::size_t>(bytes));
   fault_point("state");
   inner_->broadcast(Buffer(state.data(), bytes, DType::u8), source).wait();
+  set_noted(calls);  // ranks have made different calls in the void step, and before one of them has joined
   const bool takes = std::exchange(joins_, false) || recovery.commits() != plan.commits;
   if (takes) recovery.take_state(state);
   recovery.set_redo_due(!takes && recovery.in_step());

@@ -45,6 +45,7 @@ class ElasticGroup final : public ProcessGroup {
   void exchange_state(const RecoveryPlan& plan);
   void void_if_lost();
   void leave_generation();
+  void require_common() const;
 
   const std::unique_ptr<JobMemory> memory_;
   JobMember member_;

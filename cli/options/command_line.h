@@ -22,9 +22,9 @@ inline constexpr std::array kModes = {Mode::single, Mode::averaging, Mode::dp, M
 void add_training(CLI::App& app, Training& training);
 void add_train(CLI::App& app, TrainOptions& options);
 void add_launch(CLI::App& app, LaunchOptions& options);
-/// The option --port-range.
 /// What an elastic job may lose; `names`: all spellings of an option.
 void add_elastic(CLI::App& app, ddp::LaunchOptions& job, std::string (*names)(const std::string&));
+/// The option --port-range.
 void add_port_range(CLI::App& app, const std::string& names, std::string& ports);
 
 /// Splits a list at every `between`; entries may be empty.

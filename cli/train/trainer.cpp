@@ -213,8 +213,7 @@ class Trainer : private Recoverable {
 
   /// Whether this process replaces a lost one, and goes on where the others are.
   bool join_training() {
-    if (!Recovery::instance().is_void()) return false;
-    Recovery::instance().join_training();
+    if (!Recovery::instance().join_training()) return false;
     setup_.loader->set_position(at_step());
     return position_.epoch < options_.epochs;
   }

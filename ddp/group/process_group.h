@@ -320,6 +320,9 @@ class ProcessGroup {
   bool is_dropped() const;
   /// The ranks have other numbers from now on.
   void set_place(int rank, int size);
+  /// How many collectives the flight recorder has of this group; those of ranks that have the same number are compared.
+  std::int64_t noted() const { return noted_; }
+  void set_noted(std::int64_t collectives) { noted_ = collectives; }
 
  private:
   CallMark noted(const Call& call);

@@ -167,7 +167,8 @@ class Job {
   /// Whether an ended process left no error that explains its end.
   bool is_lost(const JobRank& rank) const {
     if (rank.failed || !rank.process.ended() || losses_->is_superfluous(rank.rank)) return false;
-    if (rank.process.signal() == 0 && rank.process.exit_code() == 0) return losses_->trains(rank.rank);
+    if (rank.process.signal() == 0 && rank.process.exit_code() == 0)
+      return losses_->trains(rank.rank) && !read_error_file(rank.error_file.path);
     const auto error = read_error_file(rank.error_file.path);
     return !error || (error->by_signal && rank.process.signal() != 0);  // else it has ended in order
   }
@@ -272,9 +273,15 @@ class Job {
     }
   }
 
+  /// A rank of an elastic job may have found only in the end that it must not end there.
+  bool ended_in_order(const JobRank& rank) const {
+    return rank.process.exit_code() == 0 &&
+           !(losses_ && losses_->trains(rank.rank) && read_error_file(rank.error_file.path));
+  }
+
   void look_for_failures() {
     for (JobRank& rank : ranks_) {
-      if (rank.failed || !rank.process.ended() || rank.process.exit_code() == 0) continue;
+      if (rank.failed || !rank.process.ended() || ended_in_order(rank)) continue;
       if (losses_ && losses_->is_superfluous(rank.rank)) continue;
       rank.failed = true;
       rank.when = rank.seen = Clock::now();
@@ -461,6 +468,8 @@ void check(const LaunchOptions& options) {
                       " ranks goes on with 1 to ", options.ranks, " of them at least, got ", options.min_ranks);
   require<UsageError>(options.min_ranks == 0 || options.elastic, "only an elastic job goes on with fewer ranks");
   require<UsageError>(!options.elastic || options.nodes == 1, "an elastic job is on one host, got ", options.nodes);
+  require<UsageError>(!options.elastic || options.ranks > 1,
+                      "an elastic job has 2 or more ranks: nothing else has the state of one that is lost");
   require<UsageError>(options.max_failures >= 0, "an elastic job's losses must not be negative, got ",
                       options.max_failures);
   require<UsageError>(options.replace_timeout.count() > 0 && options.replace_timeout <= std::chrono::hours(240),

@@ -57,7 +57,7 @@ JobLosses::Loss JobLosses::lose(int rank, const std::string& how, Phase phase) {
         concat("step ", last.within, " has killed rank ", rank, " twice: its rows of the batch may be the cause"));
   if (losses_ > most_)
     return end(concat("more than ", most_, " losses without ", kStepsBetween, " steps between any two"));
-  if (step_ == 0) return Loss::begins;
+  if (step_ == 0 && !job_->ended()) return Loss::begins;
   if (!arbiter_->lose(rank, step_)) return end("all ranks had ended their training");
   if (was_member) {
     admitted_ = last.told = last.joins = false;

@@ -87,7 +87,8 @@ std::vector<std::string> rank_environment(const LaunchOptions& options, const Ra
   all["TORCHELASTIC_USE_AGENT_STORE"] = "False";
   all[kErrorFileVariable] = rank.error_file;
   all[kFlightRecorderVariable] = rank.record_file;
-  all.erase(kElasticVariable);  // of a job that this one is in
+  for (const char* const name : {kElasticVariable, kElasticStoreVariable, kReplacementVariable})
+    all.erase(name);  // of a job that this one is in
   if (!rank.elastic_file.empty()) {
     all[kElasticVariable] = rank.elastic_file;
     all[kElasticStoreVariable] = rank.elastic_store;

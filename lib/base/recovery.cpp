@@ -98,8 +98,9 @@ void Recovery::begin_forward() {
   forward_pass_ = passes_;
 }
 
-void Recovery::begin_batch() {
+void Recovery::begin_batch(const std::weak_ptr<const void>& pass) {
   if (!on_) return;
+  pass_ = pass;
   recover_if_void();
   ++batches_;
   if (completed_ || void_) begin_attempt();
@@ -108,6 +109,7 @@ void Recovery::begin_batch() {
 void Recovery::end_pass() {
   completed_ = true;
   ++passes_;
+  pass_.reset();
 }
 
 void Recovery::begin_attempt() {
@@ -134,13 +136,19 @@ void Recovery::commit(std::int64_t commits) {
   group_.complete(commits_);
 }
 
-void Recovery::join_training() {
+bool Recovery::join_training() {
+  goes_on_itself_ = true;
+  if (!void_) return false;
   recover_if_void();
   own_units_ = units_;
+  return true;
 }
 
 void Recovery::run_unit(FunctionRef<void()> body) {
   if (!on_) return body();
+  require<UsageError>(goes_on_itself_ || pass_.expired(),
+                      "a unit of an elastic job within a pass over the loader: a process that replaces a lost rank has "
+                      "only the rest of the pass, and would not come to it; put it between two passes");
   require_no_redo();
   require<UsageError>(!in_unit_, "a unit of an elastic job within another one");
   require<UsageError>(!forward_,

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <span>
 #include <type_traits>
 #include <utility>
@@ -130,8 +131,9 @@ class Recovery {
   /// The model goes forward: the step is to have an update. Throws UsageError where gradients of the pass before are
   /// still to be used.
   void begin_forward();
-  /// The loader is about to deliver a batch, the first of a step or one more; the step is no longer void.
-  void begin_batch();
+  /// The loader is about to deliver a batch, the first of a step or one more; the step is no longer void. `pass` lives
+  /// as long as the program is within the pass.
+  void begin_batch(const std::weak_ptr<const void>& pass);
   /// A pass of the loader has ended: what the program does now is not part of a step.
   void end_pass();
   /// How many batches were delivered.
@@ -141,8 +143,8 @@ class Recovery {
   /// See elastic::unit() in lib/elastic.h.
   void run_unit(FunctionRef<void()> body);
   /// For a program that goes on from the state itself, before its first pass and unit: a process that replaces a lost
-  /// one takes the state here.
-  void join_training();
+  /// one takes the state here, and comes to the unit that the others are in. Whether this is such a process.
+  bool join_training();
 
   /// Counts steps, and units between two of them: what ranks agree on.
   std::int64_t commits() const { return commits_; }
@@ -182,6 +184,8 @@ class Recovery {
   std::int64_t units_ = 0;         // complete ones of the training
   std::int64_t own_units_ = 0;     // that this process has come to
   std::int64_t recoveries_ = 0;
+  std::weak_ptr<const void> pass_;  // over the loader that ranks share
+  bool goes_on_itself_ = false;     // the program
   Group group_;
   std::vector<Recoverable*> objects_;  // in the order of their construction
   std::vector<std::byte> state_;       // after the last step

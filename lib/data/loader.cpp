@@ -166,10 +166,10 @@ Loader::Iterator Loader::begin() {
   }
   if (options_.generator) options_.generator->random_int64();
   sampler_->set_epoch(epoch_);
-  start_workers();
-  produce();
   std::shared_ptr<const void> pass = make_pooled<char>();
   pass_ = pass;
+  start_workers();
+  produce();
   return Iterator(*this, std::move(pass));
 }
 
@@ -228,7 +228,7 @@ void Loader::produce() {
     return;
   }
   if (shared_) {
-    Recovery::instance().begin_batch();
+    Recovery::instance().begin_batch(pass_);
     delivered_ = true;
   }
   if (resident_ != nullptr) {

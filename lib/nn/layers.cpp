@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "lib/autograd/check_finite.h"
+#include "lib/base/recovery.h"
 #include "lib/error.h"
 #include "lib/ops/ops.h"
 
@@ -138,6 +139,9 @@ Dropout::Dropout(double p) : p_(p) { ops::require_probability("Dropout", p); }
 DropoutKey Dropout::next_key(Context& context, const Tensor& x) const {
   const std::uint32_t number = layer(context);
   if (!training() || p_ == 0) return {.layer = number};
+  require<UsageError>(x.stamp().stamped() || !Recovery::instance().on(),
+                      "Dropout: its input has no stamp, so a step that an elastic job does again would have another "
+                      "mask: give it that of the loader's batch, see Tensor::set_stamp()");
   require<UsageError>(!checks_finite() || !context.stamped || x.stamp().stamped(),
                       "Dropout: its input has no stamp, but the model's input has: an operator in between has dropped "
                       "it, so the mask would not depend on the batch's step and rows");
@@ -146,8 +150,12 @@ DropoutKey Dropout::next_key(Context& context, const Tensor& x) const {
 
 Variable Dropout::forward(Context& context, const Variable& x) const {
   return name_errors([&] {
-    if (training() && p_ > 0 && context.stream != nullptr)
+    if (training() && p_ > 0 && context.stream != nullptr) {
+      require<UsageError>(!Recovery::instance().on(),
+                          "Dropout: it draws from a stream, and so would draw other numbers in a step that an elastic "
+                          "job does again");
       return ops::dropout(x, static_cast<float>(p_), *context.stream);
+    }
     return ops::dropout(x, next_key(context, x.value()));
   });
 }

@@ -1,9 +1,11 @@
 // A training of an elastic job, for the tests: prints a hash of parameters, buffers and the optimizer's state.
 //
 //   elastic_program cnn|plain|synchronised|accumulated
-//   elastic_program crossing|leftover|two_steps|two_forwards|whole_batches|breaks     loops that an elastic job refuses
+//   elastic_program crossing|leftover|two_steps|two_forwards|whole_batches|breaks|breaks_last|within|unstamped|shared
+//                              loops that an elastic job refuses
 //   elastic_program kills      step 5 kills rank 1, whichever process has its number
 //   elastic_program absent     a process that replaces a lost one does not join the others
+//   elastic_program fails      step 12 fails on rank 0 while the others wait for it
 #include <signal.h>
 #include <unistd.h>
 
@@ -21,6 +23,7 @@
 #include "ddp/distributed_data_parallel.h"
 #include "ddp/init.h"
 #include "ddp/launch/launch.h"
+#include "ddp/store/store.h"
 #include "lib/autograd/grad_mode.h"
 #include "lib/autograd/variable.h"
 #include "lib/base/environment.h"
@@ -101,6 +104,13 @@ void train(const std::string& name) {
       std::optional<ddp::DistributedDataParallel::NoSync> accumulates;
       if (place < window - 1) accumulates.emplace(net.no_sync());
       if (place == 0) opt.zero_grad();
+      if (name == "unstamped") samples.set_stamp({});
+      if (name == "fails" && samples.stamp().step == 12) {
+        if (group->rank() != 0) group->store()->set(concat("waits/", group->rank()), "");
+        for (int rank = 1; group->rank() == 0 && rank < group->size(); ++rank)
+          group->store()->get(concat("waits/", rank));
+        require<UsageError>(group->rank() != 0, "step 12 fails on rank 0");
+      }
       const Variable output = net(samples);
       if (name == "kills" && samples.stamp().step == 5 && group->rank() == 1) ::raise(SIGKILL);
       ops::cross_entropy(output, labels).backward();
@@ -109,8 +119,11 @@ void train(const std::string& name) {
       if (name == "two_steps") opt.step();
       optim::clip_grad_norm(*model, 1.0);
       opt.step();
-      if (name == "breaks" && samples.stamp().step == 4) break;
+      if (name == "within") elastic::unit([&] { group->barrier().wait(); });
+      if (name.starts_with("breaks") && samples.stamp().step == 4) break;
     }
+    if (name == "breaks_last") return;
+    if (name == "shared") group->all_reduce(std::span(&ranks, 1)).wait();
     if (name != "crossing") elastic::unit([&] { evaluate(*model, images, *group); });
     schedule.step();
   }
@@ -119,7 +132,8 @@ void train(const std::string& name) {
   for (NamedTensor& one : opt.state()) state.push_back(std::move(one));
   Sha256 hash;
   for (const auto& [key, tensor] : state) hash.update({static_cast<const std::byte*>(tensor.raw()), tensor.bytes()});
-  std::printf("state: sha256 %s, lr %.6f\n", hash.hex().c_str(), static_cast<double>(opt.lr()));
+  std::printf("state: sha256 %s, lr %.6f, steps %lld\n", hash.hex().c_str(), static_cast<double>(opt.lr()),
+              static_cast<long long>(net.steps()));
 }
 
 }  // namespace

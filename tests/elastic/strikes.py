@@ -32,15 +32,24 @@ REFUSED = {"crossing": "gradients of a pass over the loader are accumulated in t
            "two_steps": "a second step of an optimizer for one batch",
            "two_forwards": "a second forward in training mode of one batch",
            "breaks": "a pass over the loader has ended within a step that an elastic job is to do again",
+           "breaks_last": "ended with exit code 0: a pass over the loader has ended within a step",
+           "within": "a unit of an elastic job within a pass over the loader",
+           "unstamped": "Dropout: its input has no stamp",
+           "shared": "a process that replaces a lost one calls a collective outside of steps and units",
            "whole_batches": "or one without a batch: an elastic job redoes steps, which begin with a batch of a loader that "
                             "ranks share"}
+# Steps have two buckets each, and passes nine steps.
+STRUCK = {"breaks": "all_reduce:1:9:9", "breaks_last": "all_reduce:1:9:9", "shared": "all_reduce:1:21:9",
+          "absent": "all_reduce:1:9:9", "fails": "all_reduce:1:9:9"}
 KILLED_TWICE = "has killed rank {} twice: its rows of the batch may be the cause"
 # What is said of the first loss, and of the end.
 ENDED = {("kills", "10"): ("rank 1 was killed by signal 9 (SIGKILL) after step 5; another process replaces it",
                            "rank 1 was killed by signal 9 (SIGKILL); step 6 " + KILLED_TWICE.format(1),
                            "rank 1 was in backward of step 6"),
          ("absent", "0.5"): ("; another process replaces it",
-                             "rank 1's new process has not joined within 0.5 s after the last loss")}
+                             "rank 1's new process has not joined within 0.5 s after the last loss"),
+         ("fails", "10"): ("rank 1 is replaced after", "step 12 fails on rank 0",
+                           "ranks 1, 2 were in backward of step 13, waiting for rank 0 in all_reduce")}
 STOPPED = "was stopped by a signal for more than 500 ms"
 GOES_ON = r"rank \d+ is (replaced|left out) after \d+ ms"
 LIMIT = 60  # seconds for a job
@@ -204,8 +213,7 @@ class Strikes:
     def run_refused(self):
         for loop, text in REFUSED.items():
             self.jobs += 1
-            fault = {"DUET_FAULT": "all_reduce:1:9:9"} if loop == "breaks" else {}  # in its last step, of two buckets each
-            wrong, _, errors = Job(command(self.options, loop, 2), **fault).end()
+            wrong, _, errors = Job(command(self.options, loop, 2), DUET_FAULT=STRUCK.get(loop, "")).end()
             if wrong != "exit code 1" or text not in errors:
                 self.failures += 1
                 print(f"{loop}: {wrong or 'no error'}, expected: {text}\n{errors[-2000:]}", flush=True)
@@ -213,8 +221,9 @@ class Strikes:
     def run_ended(self):
         for (loop, timeout), texts in ENDED.items():
             self.jobs += 1
-            fault = {"DUET_FAULT": "all_reduce:1:9:9"} if loop == "absent" else {}
-            wrong, _, errors = Job(command(self.options, loop, 2, replace_timeout=timeout), **fault).end()
+            job = Job(command(self.options, loop, 3 if loop == "fails" else 2, replace_timeout=timeout),
+                      DUET_FAULT=STRUCK.get(loop, ""))
+            wrong, _, errors = job.end()
             if wrong != "exit code 1" or any(text not in errors for text in texts):
                 self.failures += 1
                 print(f"{loop}: {wrong or 'no error'}, expected: {texts}\n{errors[-2000:]}", flush=True)

@@ -139,6 +139,15 @@ TEST_CASE("a job ends for all ranks or for none") {
   CHECK_THAT(job.losses.reason(), ContainsSubstring("all ranks had ended their training"));
 }
 
+TEST_CASE("a job that has ended without a step does not begin again") {
+  Job job({0, 0, 0});
+  std::thread first([&] { job.members[0].finish(0); }), second([&] { job.members[1].finish(0); });
+  job.members[2].finish(0);
+  first.join();
+  second.join();
+  CHECK(job.losses.lose(1) == Loss::ends_job);
+}
+
 TEST_CASE("before the first step all ranks begin again") {
   CHECK(Job({0, 0, 0}).losses.lose(1) == Loss::begins);
   CHECK(Job({1, 0, 0}).losses.lose(0) == Loss::begins);  // who had the first is lost

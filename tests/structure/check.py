@@ -48,7 +48,7 @@ MAX_FILES = 30
 MAX_FUNCTION = 60  # lines
 # Parts of the tree -> most files and lines of all together. A commit that raises one says why.
 BUDGETS = {
-    ("lib",): (200, 26_650),
+    ("lib",): (200, 26_680),
     ("samplers",): (6, 390),
     ("dp",): (10, 1_660),
     ("ddp",): (95, 15_500),

@@ -14,10 +14,12 @@
 #include "ddp/group/flight_recorder.h"
 #include "ddp/launch/error_file.h"
 #include "ddp/launch/rank_environment.h"
+#include "lib/base/recovery.h"
 #include "lib/error.h"
 #include "tests/ddp/launch/launches.h"
 #include "tests/support/catch2.h"
 #include "tests/support/scratch.h"
+#include "tests/support/variable.h"
 
 using namespace duet;
 using namespace duet::ddp;
@@ -206,6 +208,16 @@ TEST_CASE("what the ranks of an inner launcher have detached ends with the outer
   for (const pid_t detached : launcher.ranks) CHECK(gone_within(detached, 20s));
 }
 
+TEST_CASE("ranks of a job within an elastic one are not ranks of that") {
+  const Variable store(kElasticStoreVariable, "x"), replacement(kReplacementVariable, "1");
+  std::string shown;
+  const std::string show = concat("echo $", kElasticStoreVariable, "$", kReplacementVariable);
+  const LaunchResult result =
+      launch({.command = {"/bin/sh", "-c", show}, .on_line = [&](int, bool, std::string_view line) { shown = line; }});
+  CHECK(result.exit_code == 0);
+  CHECK(shown.empty());
+}
+
 TEST_CASE("cores are shared out by nodes, and no core has two ranks") {
   // Two nodes of two cores with two threads each, numbered as kernels do.
   std::vector<Cpu> cpus;
@@ -275,6 +287,7 @@ TEST_CASE("bad options of several hosts and restarts are refused") {
                     ContainsSubstring("cannot be restarted"));
   CHECK_THROWS_WITH(run(1, {"true"}, {.max_restarts = -1}), ContainsSubstring("got -1"));
   CHECK_THROWS_WITH(run(1, {"true"}, {.max_failures = -1}), ContainsSubstring("got -1"));
+  CHECK_THROWS_WITH(run(1, {"true"}, {.elastic = true}), ContainsSubstring("an elastic job has 2 or more ranks"));
   CHECK_THROWS_WITH(run(1, {"true"}, {.replace_timeout = Milliseconds(0)}), ContainsSubstring("got 0 ms"));
   CHECK_THROWS_WITH(run(1, {"true"}, {.log_folder = "/proc/no"}), ContainsSubstring("cannot make folder /proc/no"));
 }
