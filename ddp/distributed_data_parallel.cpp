@@ -485,9 +485,10 @@ DistributedDataParallel::~DistributedDataParallel() = default;
 std::int64_t DistributedDataParallel::steps() const { return hooks_->steps(); }
 
 DistributedDataParallel::NoSync DistributedDataParallel::no_sync() {
-  require<UsageError>(!Recovery::instance().ranks_change(),
-                      "no_sync(): the bits of sums that ranks accumulate depend on their number, but the elastic job goes "
-                      "on with fewer of them");
+  require<UsageError>(
+      !Recovery::instance().ranks_change(),
+      "no_sync(): the bits of sums that ranks accumulate depend on their number, but the elastic job goes "
+      "on with fewer of them");
   return hooks_->no_sync();
 }
 

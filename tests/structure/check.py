@@ -48,12 +48,12 @@ MAX_FILES = 30
 MAX_FUNCTION = 60  # lines
 # Parts of the tree -> most files and lines of all together. A commit that raises one says why.
 BUDGETS = {
-    ("lib",): (200, 26_680),
-    ("samplers",): (6, 390),
+    ("lib",): (200, 26_700),
+    ("samplers",): (6, 405),
     ("dp",): (10, 1_660),
-    ("ddp",): (95, 15_500),
+    ("ddp",): (95, 15_700),
     ("torch",): (31, 3_750),
-    PROGRAM: (81, 13_460),
+    PROGRAM: (81, 13_470),
     ("examples",): (27, 2_790),
 }
 
