@@ -1,7 +1,9 @@
 #include "ddp/call_results.h"
 
+#include <chrono>
 #include <cstring>
 #include <string>
+#include <thread>
 
 #include "ddp/group/call_header.h"
 #include "lib/error.h"
@@ -9,6 +11,8 @@
 namespace duet::ddp {
 
 namespace {
+
+constexpr std::chrono::milliseconds kPause{1};  // a spare process may be ahead of the rank
 
 const Buffer& result_of(const Call& call) {
   const bool in_place = call.op == Collective::broadcast || call.op == Collective::all_reduce ||
@@ -38,8 +42,9 @@ void CallResults::keep(const Call& call) {
   ++calls_;
 }
 
-void CallResults::repeat(const Call& call) {
+void CallResults::repeat(const Call& call, FunctionRef<bool()> are_all_kept) {
   const std::string header = header_of_result(call);
+  while (!are_all_kept() && !store_->check({key()})) std::this_thread::sleep_for(kPause);
   require<UsageError>(store_->check({key()}), name(call.op), " before the first step: rank ", rank_,
                       " replaces a lost one, of which no such result was kept: ", kMostBytes,
                       " bytes of results are, and no messages between two ranks");

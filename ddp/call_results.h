@@ -9,6 +9,7 @@
 
 #include "ddp/group/process_group.h"
 #include "ddp/store/store.h"
+#include "lib/base/function_ref.h"
 
 namespace duet::ddp {
 
@@ -21,9 +22,10 @@ class CallResults {
 
   /// The call has ended. Messages between two ranks are not kept.
   void keep(const Call& call);
-  /// Gives the call the result that it had. Throws UsageError where the rank's first process made another call, or the
-  /// result is not kept.
-  void repeat(const Call& call);
+  /// Gives the call the result that it had; waits for it until `are_all_kept`. Throws UsageError where the rank's first
+  /// process made another call, or the result is not kept.
+  void repeat(const Call& call, FunctionRef<bool()> are_all_kept);
+  int rank() const { return rank_; }
 
  private:
   std::string key() const;

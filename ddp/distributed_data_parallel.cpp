@@ -210,7 +210,7 @@ class ModuleHooks final : public GradientSynchroniser, private Recoverable {
     share_gradients(store_, range_, group());
     reducer().move(before, std::as_const(store_).gradients().raw());
     has_parts_ = has_shared_ = false;
-    if (!Recovery::instance().ranks_change()) {
+    if (!Recovery::instance().places_change()) {
       if (parts_ != nullptr) parts_->first = std::as_const(store_).gradients();
       return;
     }

@@ -20,6 +20,7 @@
 #include "lib/base/recovery.h"
 #include "lib/base/trace.h"
 #include "lib/error.h"
+#include "lib/parse_number.h"
 
 namespace duet::ddp {
 
@@ -56,19 +57,20 @@ class CheckedStore final : public Store {
 
 }  // namespace
 
-ElasticGroup::ElasticGroup(std::unique_ptr<JobMemory> memory, int rank, std::shared_ptr<Store> store,
+ElasticGroup::ElasticGroup(std::unique_ptr<JobMemory> memory, int rank, int process, std::shared_ptr<Store> store,
                            ConnectGeneration connect)
     : ProcessGroup(rank, memory->ranks()),
       memory_(std::move(memory)),
-      member_(*memory_, rank),
+      member_(*memory_, process),
       results_(std::move(store), rank),
       connect_(std::move(connect)),
-      joins_(memory_->committed(rank) == JobMemory::kNoState) {
+      joins_(memory_->committed(process) == JobMemory::kNoState) {
   if (!joins_) this->connect();
   Recovery::instance().set_group({.complete = [this](std::int64_t commits) { member_.commit(commits); },
                                   .recover = [this] { recover(); },
                                   .is_left = [this] { return member_.is_behind(generation_); },
                                   .place = {rank, size()},
+                                  .places_change = memory_->processes() > memory_->least_ranks(),
                                   .ranks_change = memory_->least_ranks() < memory_->ranks()});
   if (joins_) Recovery::instance().set_void();
 }
@@ -115,7 +117,7 @@ Work ElasticGroup::start(const Call& call) {
   const Recovery& recovery = Recovery::instance();
   if (recovery.in_step()) return start_in_step(call);
   if (joins_) {
-    results_.repeat(call);
+    results_.repeat(call, [&] { return memory_->committed(results_.rank()) != 0; });
     return {};
   }
   require_common();
@@ -221,6 +223,8 @@ std::unique_ptr<ProcessGroup> make_elastic_group(const ElasticOptions& options) 
   auto memory = std::make_unique<JobMemory>(environment_variable(kElasticVariable).value_or(""));
   const auto store = std::make_shared<FileStore>(store_path, "elastic", 0, options.join_timeout);
   const int ranks = memory->ranks();
+  const std::string number = environment_variable(kElasticProcessVariable).value_or(std::to_string(options.rank));
+  const int process = parse_number<int>(number).value_or(-1);
   require<CommError>(ranks == options.ranks, "the memory of the elastic job is of ", ranks, " ranks, the job has ",
                      options.ranks);
   const auto connect_generation = [=](std::uint32_t generation, int rank, int size,
@@ -233,7 +237,7 @@ std::unique_ptr<ProcessGroup> make_elastic_group(const ElasticOptions& options) 
                    std::make_shared<CheckedStore>(own, check), rank, size);
   };
   fault_point("init");
-  auto group = std::make_unique<ElasticGroup>(std::move(memory), options.rank, store, connect_generation);
+  auto group = std::make_unique<ElasticGroup>(std::move(memory), options.rank, process, store, connect_generation);
   group->set_store(std::make_shared<PrefixStore>(store, "user/"));
   return group;
 }

@@ -24,8 +24,10 @@ using ConnectGeneration = std::function<std::unique_ptr<ProcessGroup>(std::uint3
 /// first process in one that replaces it. Others that fail end the job.
 class ElasticGroup final : public ProcessGroup {
  public:
-  /// Connects the ranks, or in a process that replaces a lost one does so when its training begins.
-  ElasticGroup(std::unique_ptr<JobMemory> memory, int rank, std::shared_ptr<Store> store, ConnectGeneration connect);
+  /// Connects the ranks, or in a process that replaces a lost one does so when its training begins. `process`: the
+  /// number of this one in the memory.
+  ElasticGroup(std::unique_ptr<JobMemory> memory, int rank, int process, std::shared_ptr<Store> store,
+               ConnectGeneration connect);
   /// Waits until all ranks have ended their training, and helps to replace those that are lost before.
   ~ElasticGroup() override;
 

@@ -396,6 +396,7 @@ void check(const TrainOptions& options) {
   require<UsageError>(!options.sync_bn || options.mode != Mode::averaging,
                       "--sync-bn is for modes single, dp and ddp, not averaging, whose ranks share gradients alone");
   require<UsageError>(options.job.min_ranks == 0 || options.job.elastic, "--min-ranks needs --elastic");
+  require<UsageError>(options.job.spares == 0 || options.job.elastic, "--spares needs --elastic");
   if (options.job.elastic) check_elastic(options);
   const std::string no_graph = why_no_graph(options);
   require<UsageError>(options.graph != "on" || no_graph.empty(), "--graph on: ", no_graph);

@@ -178,7 +178,7 @@ bool Checkpointer::due(const data::Position& position) const {
 void Checkpointer::save(const data::Position& position, double accuracy) {
   if (!leader() || folder_.empty()) return;
   std::optional<FolderLock> lock;  // of a rank that is the first only until that one joins again
-  if (!lock_) (Recovery::instance().ranks_change() ? lock : lock_).emplace(folder_, variable(kRunId));
+  if (!lock_) (Recovery::instance().places_change() ? lock : lock_).emplace(folder_, variable(kRunId));
   const bool best = position.step == 0 && 100 * accuracy > best_;
   Metadata settings = settings_of(options_);
   settings.insert(images_.begin(), images_.end());

@@ -43,7 +43,7 @@ struct JobMemory::Layout {
   };
   using Absent = std::array<std::atomic<std::uint64_t>, kMostRanks / 64>;  // a bit for each rank
   std::atomic<std::uint32_t> changes;                                      // a futex: counts changes of what follows
-  std::atomic<std::uint32_t> ranks, least_ranks;
+  std::atomic<std::uint32_t> ranks, least_ranks, spares;
   std::atomic<std::uint32_t> state;      // 2 * generation, + 1 once the job has ended
   std::atomic<std::uint32_t> planned;    // the generation with the newest plan, + 1; 0: none
   std::array<Absent, 2> absent;          // by generation: the launcher writes that of the next one before it begins
@@ -101,6 +101,13 @@ int JobMemory::ranks() const {
   return static_cast<int>(ranks);
 }
 
+int JobMemory::processes() const {
+  const std::uint32_t spares = memory_->spares.load();
+  require<CommError>(spares <= kMostRanks - static_cast<std::uint32_t>(ranks()), "the memory of the elastic job has ",
+                     spares, " spare processes");
+  return ranks() + static_cast<int>(spares);
+}
+
 std::int64_t JobMemory::committed(int rank) const { return memory_->committed(rank); }
 
 std::int64_t JobMemory::steps(int rank) const { return committed(rank) / Recovery::kCommitsPerStep; }
@@ -132,7 +139,7 @@ std::vector<JobLoss> JobMemory::losses() const {
     const JobLoss& loss =
         losses.emplace_back(JobLoss{line.rank.load(), line.step.load(), line.lost_ns.load(), line.recovered_ns.load()});
     const std::int64_t now = monotonic_ns();
-    require<CommError>(0 <= loss.rank && loss.rank < ranks() && 0 <= loss.step && loss.step <= kMostCommits &&
+    require<CommError>(0 <= loss.rank && loss.rank < processes() && 0 <= loss.step && loss.step <= kMostCommits &&
                            0 < loss.lost_ns && loss.lost_ns <= now &&
                            (loss.recovered_ns == 0 || (loss.lost_ns <= loss.recovered_ns && loss.recovered_ns <= now)),
                        "the memory of the elastic job has a loss of rank ", loss.rank, " after step ", loss.step,
@@ -141,14 +148,36 @@ std::vector<JobLoss> JobMemory::losses() const {
   return losses;
 }
 
-JobArbiter::JobArbiter(JobMemory& memory, int ranks, int least_ranks) : memory_(*memory.memory_), ranks_(ranks) {
-  require<UsageError>(1 <= ranks && ranks <= JobMemory::kMostRanks, "an elastic job has 1 to ", JobMemory::kMostRanks,
-                      " ranks, got ", ranks);
-  require<UsageError>(1 <= least_ranks && least_ranks <= ranks, "an elastic job of ", ranks,
-                      " ranks goes on with 1 to ", ranks, " of them at least, got ", least_ranks);
-  memory_.ranks.store(static_cast<std::uint32_t>(ranks));
-  memory_.least_ranks.store(static_cast<std::uint32_t>(least_ranks));
+JobArbiter::JobArbiter(JobMemory& memory, const Sizes& sizes)
+    : memory_(*memory.memory_), sizes_(sizes), processes_(sizes.ranks + sizes.spares) {
+  require<UsageError>(1 <= sizes.ranks && 0 <= sizes.spares && processes_ <= JobMemory::kMostRanks,
+                      "an elastic job has 1 to ", JobMemory::kMostRanks, " ranks with spare ones, got ", sizes.ranks,
+                      " and ", sizes.spares);
+  require<UsageError>(1 <= sizes.least_ranks && sizes.least_ranks <= sizes.ranks, "an elastic job of ", sizes.ranks,
+                      " ranks goes on with 1 to ", sizes.ranks, " of them at least, got ", sizes.least_ranks);
+  memory_.ranks.store(static_cast<std::uint32_t>(sizes.ranks));
+  memory_.least_ranks.store(static_cast<std::uint32_t>(sizes.least_ranks));
+  memory_.spares.store(static_cast<std::uint32_t>(sizes.spares));
+  for (int spare = sizes.ranks; spare < processes_; ++spare) {
+    memory_.absent_word(0, spare).fetch_or(std::uint64_t{1} << spare % 64);
+    memory_.of(spare).committed.store(JobMemory::kNoState);
+  }
   memory_.planned.store(1);
+}
+
+int JobArbiter::count_members() const {
+  int count = 0;
+  for (int rank = 0; rank < processes_; ++rank) count += memory_.is_member(memory_.generation(), rank);
+  return count;
+}
+
+bool JobArbiter::is_whole() const { return count_members() >= sizes_.ranks; }
+
+/// The first one, or -1.
+int JobArbiter::ready_spare() const {
+  for (int rank = 0; rank < processes_; ++rank)
+    if (!memory_.is_member(memory_.generation(), rank) && memory_.of(rank).applies.load() != 0) return rank;
+  return -1;
 }
 
 bool JobArbiter::lose(int rank, std::int64_t step) {
@@ -164,11 +193,10 @@ bool JobArbiter::lose(int rank, std::int64_t step) {
   loss.rank.store(rank);
   loss.step.store(step);
   loss.lost_ns.store(monotonic_ns());
-  int others = 0;
-  for (int other = 0; other < ranks_; ++other) others += other != rank && memory_.is_member(generation, other);
-  const auto least = static_cast<int>(memory_.least_ranks.load());
+  const int others = count_members() - 1, spare = ready_spare();
+  const bool is_needed = sizes_.least_ranks == sizes_.ranks || others < sizes_.least_ranks;
   memory_.lost.store(number + 1);  // first, so that who goes on in the new generation sees it
-  if (!begin_generation(rank, least == ranks_ || others < least)) {
+  if (!begin_generation(spare >= 0 || !is_needed ? rank : -1, spare)) {
     memory_.lost.store(number);
     return false;
   }
@@ -180,28 +208,28 @@ bool JobArbiter::lose(int rank, std::int64_t step) {
 }
 
 bool JobArbiter::admit(int rank) {
-  if (!begin_generation(rank, true)) return false;
-  memory_.of(rank).applies.store(0);
+  if (is_whole() || !begin_generation(-1, rank)) return false;
   memory_.change();
   return true;
 }
 
-/// One in which all ranks are members that were it, and `rank` is one or not. False: the job has ended.
-bool JobArbiter::begin_generation(int rank, bool is_member) {
+/// One in which all ranks are members that were it, but for the two; -1: none. False: the job has ended.
+bool JobArbiter::begin_generation(int leaves, int joins) {
   std::uint32_t state = memory_.state.load();
   const std::uint32_t next = state / 2 + 1;
   for (std::size_t word = 0; word < memory_.absent[0].size(); ++word)
     memory_.absent[next % 2][word].store(memory_.absent[(next + 1) % 2][word].load());
-  const std::uint64_t bit = std::uint64_t{1} << rank % 64;
-  is_member ? memory_.absent_word(next, rank).fetch_and(~bit) : memory_.absent_word(next, rank).fetch_or(bit);
+  if (leaves >= 0) memory_.absent_word(next, leaves).fetch_or(std::uint64_t{1} << leaves % 64);
+  if (joins >= 0) memory_.absent_word(next, joins).fetch_and(~(std::uint64_t{1} << joins % 64));
   do {
     if (state % 2 != 0) return false;
   } while (!memory_.state.compare_exchange_weak(state, state + 2));
+  if (joins >= 0) memory_.of(joins).applies.store(0);
   return true;
 }
 
 bool JobArbiter::any_step() const {
-  for (int rank = 0; rank < ranks_; ++rank)
+  for (int rank = 0; rank < processes_; ++rank)
     if (memory_.committed(rank) > 0) return true;
   return false;
 }
@@ -209,15 +237,16 @@ bool JobArbiter::any_step() const {
 std::vector<int> JobArbiter::missing() const {
   std::vector<int> missing;
   const std::uint32_t generation = memory_.generation();
-  for (int rank = 0; generation > 0 && rank < ranks_; ++rank)
+  for (int rank = 0; generation > 0 && rank < processes_; ++rank)
     if (memory_.is_member(generation, rank) && !memory_.all(&RankLine::arrived, generation, {rank}))
       missing.push_back(rank);
   return missing;
 }
 
-JobMember::JobMember(JobMemory& memory, int rank) : memory_(*memory.memory_), rank_(rank), ranks_(memory.ranks()) {
-  require<CommError>(0 <= rank && rank < ranks_, "rank ", rank, " of an elastic job of ", ranks_);
-  members_.resize(static_cast<std::size_t>(ranks_));
+JobMember::JobMember(JobMemory& memory, int rank)
+    : memory_(*memory.memory_), rank_(rank), processes_(memory.processes()) {
+  require<CommError>(0 <= rank && rank < processes_, "rank ", rank, " of an elastic job of ", processes_, " processes");
+  members_.resize(static_cast<std::size_t>(memory.ranks()));
   std::iota(members_.begin(), members_.end(), 0);
   memory_.of(rank).joined.store(1);
 }
@@ -262,7 +291,7 @@ std::uint32_t JobMember::await_membership() {
   for (;;) {
     const std::uint32_t changes = memory_.changes.load(), generation = memory_.generation();
     members_.clear();
-    for (int rank = 0; rank < ranks_; ++rank)
+    for (int rank = 0; rank < processes_; ++rank)
       if (memory_.is_member(generation, rank)) members_.push_back(rank);
     if (is_behind(generation)) continue;
     if (std::binary_search(members_.begin(), members_.end(), rank_)) return generation;

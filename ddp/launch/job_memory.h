@@ -33,7 +33,7 @@ struct JobLoss {
 /// so that a loss comes either before the end, or after it.
 class JobMemory {
  public:
-  static constexpr int kMostRanks = 1024;
+  static constexpr int kMostRanks = 1024;       // with spare ones
   static constexpr std::int64_t kNoState = -1;  // of a process that has just started
   static constexpr std::uint32_t kLosses = 64;  // older ones are overwritten
   static std::size_t bytes();
@@ -43,8 +43,10 @@ class JobMemory {
   JobMemory(const JobMemory&) = delete;
   JobMemory& operator=(const JobMemory&) = delete;
 
-  /// Throws CommError for a number that cannot be one.
+  /// In a whole group. Throws CommError for a number that cannot be one.
   int ranks() const;
+  /// With spare ones, whose numbers are those behind.
+  int processes() const;
   /// What the rank has completed (Recovery::commits()), or kNoState.
   std::int64_t committed(int rank) const;
   /// The steps of that.
@@ -74,27 +76,39 @@ class JobMemory {
 class JobArbiter {
  public:
   /// Begins the first generation, of processes without a step.
-  JobArbiter(JobMemory& memory, int ranks, int least_ranks);
-  /// The process of a rank has ended, and nothing of it writes any more: begins a new generation, in which another
-  /// process has its number, or which goes on without the rank where enough are left. `step` is the last complete one.
+  struct Sizes {
+    int ranks = 1;
+    int least_ranks = 1;  // that go on without lost ones; as many as `ranks`: they wait for them
+    int spares = 0;       // processes that wait to replace one
+  };
+  JobArbiter(JobMemory& memory, const Sizes& sizes);
+  /// The process of a rank has ended, and nothing of it writes any more: begins a new generation, in which a spare one
+  /// that is ready takes its part, or which goes on without it where enough are left, or in which another process has
+  /// its number. `step` is the last complete one.
   /// False: the job has ended before.
   bool lose(int rank, std::int64_t step);
-  /// Begins a new generation with one more rank, which applies. False: the job has ended before.
+  /// Begins a new generation with one more rank, which applies. False: none is missing, or the job has ended before.
   bool admit(int rank);
+  /// Whether the newest generation has as many ranks as a whole group.
+  bool is_whole() const;
   /// Whether another rank than a lost one has a state after a step or more.
   bool any_step() const;
   /// The ranks that have not arrived for the newest generation; none in the first, which needs no arrivals.
   std::vector<int> missing() const;
 
  private:
-  bool begin_generation(int rank, bool is_member);
+  int count_members() const;
+  int ready_spare() const;
+  bool begin_generation(int leaves, int joins);
   JobMemory::Layout& memory_;
-  int ranks_;
+  const Sizes sizes_;
+  const int processes_;
 };
 
 /// A rank's side. Throws CommError for numbers that no launcher and no rank have written.
 class JobMember {
  public:
+  /// `rank`: also that of a spare process.
   JobMember(JobMemory& memory, int rank);
 
   std::uint32_t generation() const;
@@ -121,7 +135,7 @@ class JobMember {
   void note_recovery(std::int64_t step);
   std::uint32_t await_membership();
   JobMemory::Layout& memory_;
-  int rank_, ranks_;
+  int rank_, processes_;
   bool recovers_ = false;  // has arrived, and has not gone on
   std::vector<int> members_;
 };

@@ -83,7 +83,9 @@ RankFile make_record_file() {
   return file;
 }
 
-int least_ranks(const LaunchOptions& options) { return options.min_ranks == 0 ? options.ranks : options.min_ranks; }
+JobArbiter::Sizes sizes_of(const LaunchOptions& options) {
+  return {options.ranks, options.min_ranks == 0 ? options.ranks : options.min_ranks, options.spares};
+}
 
 struct JobRank {
   int rank;
@@ -117,9 +119,9 @@ class Job {
         waits_(options.remark_after, ranks_elsewhere(options)),
         variables_(std::move(variables)),
         cores_(cores) {
-    if (options.elastic) losses_.emplace(options.ranks, least_ranks(options), options.max_failures);
-    ranks_.reserve(static_cast<std::size_t>(options.ranks));
-    for (int local = 0; local < options.ranks; ++local) ranks_.push_back(start_rank(local));
+    if (options.elastic) losses_.emplace(sizes_of(options), options.max_failures);
+    ranks_.reserve(static_cast<std::size_t>(options.ranks + options.spares));
+    for (int local = 0; local < options.ranks + options.spares; ++local) ranks_.push_back(start_rank(local));
   }
 
   /// Returns when all have ended.
@@ -140,7 +142,9 @@ class Job {
  private:
   JobRank start_rank(int local, int replacement = 0) {
     RankVariables variables = variables_;
-    variables.local_rank = local;
+    const bool is_spare = local >= options_.ranks;
+    variables.local_rank = is_spare ? options_.ranks - 1 : local;
+    variables.process = local;
     const int rank = options_.node_rank * options_.ranks + local;
     RankFile error_file = make_error_file(output_->error_file(rank)), record_file = make_record_file();
     variables.error_file = error_file.path;
@@ -148,11 +152,11 @@ class Job {
     if (losses_) {
       variables.elastic_file = losses_->memory().path;
       variables.elastic_store = losses_->store().path;
-      variables.replacement = replacement;
+      variables.replacement = is_spare ? replacement + 1 : replacement;
     }
     RankProcess process(concat("the process of rank ", rank, " of ", options_.nodes * options_.ranks), options_.command,
                         rank_environment(options_, variables),
-                        cores_.empty() ? std::vector<int>{} : cores_[static_cast<std::size_t>(local)]);
+                        cores_.empty() || is_spare ? std::vector<int>{} : cores_[static_cast<std::size_t>(local)]);
     return {rank, replacement, std::move(error_file), std::move(record_file), std::move(process)};
   }
 
@@ -195,9 +199,7 @@ class Job {
         return;
       }
       start_again(rank);
-      remark(concat(cause, " after step ", losses_->step(),
-                    loss == JobLosses::Loss::replaced ? "; another process replaces it"
-                                                      : "; the others go on, and another process is to join them"));
+      remark(concat(cause, " after step ", losses_->step(), "; ", JobLosses::consequence(loss)));
     }
   }
 
@@ -466,7 +468,10 @@ constexpr Milliseconds kReaderPatience{10'000}, kReaderPatienceInterrupted{1000}
 void check(const LaunchOptions& options) {
   require<UsageError>(0 <= options.min_ranks && options.min_ranks <= options.ranks, "a job of ", options.ranks,
                       " ranks goes on with 1 to ", options.ranks, " of them at least, got ", options.min_ranks);
-  require<UsageError>(options.min_ranks == 0 || options.elastic, "only an elastic job goes on with fewer ranks");
+  require<UsageError>(0 <= options.spares && options.ranks + options.spares <= kMaxRanks, "a job of ", options.ranks,
+                      " ranks has 0 to ", kMaxRanks - options.ranks, " spare processes, got ", options.spares);
+  require<UsageError>((options.min_ranks == 0 && options.spares == 0) || options.elastic,
+                      "only an elastic job goes on with fewer ranks, or has spare processes");
   require<UsageError>(!options.elastic || options.nodes == 1, "an elastic job is on one host, got ", options.nodes);
   require<UsageError>(!options.elastic || options.ranks > 1,
                       "an elastic job has 2 or more ranks: nothing else has the state of one that is lost");

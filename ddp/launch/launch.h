@@ -53,6 +53,8 @@ struct LaunchOptions {
   /// While so many ranks or more are left, fewer than all, these go on after a loss, and take the lost one in between
   /// two steps once its new process is there. 0: they wait for it.
   int min_ranks = 0;
+  /// Processes that run the program up to its first batch, and wait there to take the part of a lost rank.
+  int spares = 0;
   /// So many losses, without 100 steps between any two, end an elastic job with the next.
   int max_failures = 3;
   /// How long after a loss all ranks may take to come together again, before an elastic job ends: the program's time to

@@ -28,8 +28,11 @@ RankFile make_file(const std::string& kind, std::size_t bytes) {
 
 }  // namespace
 
-JobLosses::JobLosses(int ranks, int least_ranks, int most)
-    : ranks_(ranks), least_ranks_(least_ranks), most_(most), last_(static_cast<std::size_t>(ranks)) {
+JobLosses::JobLosses(const JobArbiter::Sizes& sizes, int most)
+    : sizes_(sizes),
+      processes_(sizes.ranks + sizes.spares),
+      most_(most),
+      last_(static_cast<std::size_t>(sizes.ranks + sizes.spares)) {
   begin();
 }
 
@@ -38,12 +41,24 @@ void JobLosses::begin() {
   memory_file_ = make_file("job", JobMemory::bytes());
   store_file_ = make_file("store", 0);
   job_ = std::make_unique<JobMemory>(memory_file_.path);
-  arbiter_.emplace(*job_, ranks_, least_ranks_);
+  arbiter_.emplace(*job_, sizes_);
+}
+
+const char* JobLosses::consequence(Loss loss) {
+  switch (loss) {
+    case Loss::replaced: return "another process replaces it";
+    case Loss::spared: return "a spare process replaces it";
+    case Loss::left_out: return "the others go on, and another process is to join them";
+    case Loss::outside: return "it waited to take part, and another process does that now";
+    case Loss::begins:
+    case Loss::ends_job: break;
+  }
+  return "";
 }
 
 JobLosses::Loss JobLosses::lose(int rank, const std::string& how, Phase phase) {
   std::int64_t step = 0;
-  for (int one = 0; one < ranks_; ++one) step = std::max(step, job_->steps(one));
+  for (int one = 0; one < processes_; ++one) step = std::max(step, job_->steps(one));
   losses_ = step - step_ >= kStepsBetween ? 1 : losses_ + 1;
   step_ = std::max(step_, step);
   const bool computes = (phase == Phase::forward || phase == Phase::backward) && !job_->recovers(rank);
@@ -57,21 +72,20 @@ JobLosses::Loss JobLosses::lose(int rank, const std::string& how, Phase phase) {
         concat("step ", last.within, " has killed rank ", rank, " twice: its rows of the batch may be the cause"));
   if (losses_ > most_)
     return end(concat("more than ", most_, " losses without ", kStepsBetween, " steps between any two"));
-  if (step_ == 0 && !job_->ended()) return Loss::begins;
+  if (step_ == 0 && was_member && !job_->ended()) return Loss::begins;
   if (!arbiter_->lose(rank, step_)) return end("all ranks had ended their training");
-  if (was_member) {
-    admitted_ = last.told = last.joins = false;
-    last.left_out = !job_->is_member(rank);
-  }
-  if (arbiter_->any_step()) return last.left_out ? Loss::left_out : Loss::replaced;
+  if (!was_member) return Loss::outside;
+  admitted_ = last.told = last.joins = false;
+  last.left_out = !job_->is_member(rank) && !arbiter_->is_whole();
+  if (arbiter_->any_step())
+    return last.left_out ? Loss::left_out : job_->is_member(rank) ? Loss::replaced : Loss::spared;
   return step_ == 1 ? Loss::begins : end("no rank is left that has the state of the training");
 }
 
 bool JobLosses::recovers() const {
   const std::vector<JobLoss> losses = job_->losses();
-  return std::any_of(losses.begin(), losses.end(), [&](const JobLoss& loss) {
-    return loss.recovered_ns == 0 || job_->committed(loss.rank) == JobMemory::kNoState;
-  });
+  return !arbiter_->is_whole() ||
+         std::any_of(losses.begin(), losses.end(), [](const JobLoss& loss) { return loss.recovered_ns == 0; });
 }
 
 std::vector<std::string> JobLosses::recoveries() {
@@ -86,7 +100,7 @@ std::vector<std::string> JobLosses::recoveries() {
                            (loss.recovered_ns - loss.lost_ns) / 1'000'000, " ms; the job goes on after step ",
                            loss.step));
   }
-  for (int rank = 0; rank < ranks_; ++rank) {
+  for (int rank = 0; rank < processes_; ++rank) {
     LastLoss& last = last_[static_cast<std::size_t>(rank)];
     if (!last.joins || job_->committed(rank) == JobMemory::kNoState) continue;
     last.joins = false;
@@ -96,7 +110,7 @@ std::vector<std::string> JobLosses::recoveries() {
 }
 
 void JobLosses::admit_ready() {
-  for (int rank = 0; rank < ranks_; ++rank) {
+  for (int rank = 0; rank < processes_; ++rank) {
     if (!job_->applies(rank) || !arbiter_->admit(rank)) continue;
     last_[static_cast<std::size_t>(rank)].joins = admitted_ = true;
   }

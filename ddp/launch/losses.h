@@ -16,20 +16,23 @@ namespace duet::ddp {
 /// The memory and the store of the job's ranks, in files that are gone with the launcher.
 class JobLosses {
  public:
-  /// Losses above `most`, without kStepsBetween steps between any two, end the job. While no fewer than `least_ranks`
-  /// are left, and that is fewer than `ranks`, these go on and take lost ones in when they come again. Throws CommError
-  /// where there is no memory for the files.
-  JobLosses(int ranks, int least_ranks, int most);
+  /// Losses above `most`, without kStepsBetween steps between any two, end the job. Throws CommError where there is no
+  /// memory for the files.
+  JobLosses(const JobArbiter::Sizes& sizes, int most);
 
   const RankFile& memory() const { return memory_file_; }
   const RankFile& store() const { return store_file_; }
 
   enum class Loss {
     replaced,  // another process is to have the rank's number; the others wait for it
+    spared,    // a spare process replaces it
     left_out,  // the others go on meanwhile
+    outside,   // it was not one of the ranks that train; another process is to wait in its place
     begins,    // no step was complete: all ranks are to start again
     ends_job,  // for the reason()
   };
+  /// Of losses that do not end the job, in words.
+  static const char* consequence(Loss loss);
   /// The process of a rank has ended by itself, or was killed: how, in words, and where in a step its record says that
   /// it was.
   Loss lose(int rank, const std::string& how = "", Phase phase = Phase::none);
@@ -68,7 +71,8 @@ class JobLosses {
   };
   Loss end(const std::string& reason);
   static constexpr std::int64_t kStepsBetween = 100;
-  const int ranks_, least_ranks_, most_;
+  const JobArbiter::Sizes sizes_;
+  const int processes_, most_;
   RankFile memory_file_, store_file_;
   std::unique_ptr<JobMemory> job_;
   std::optional<JobArbiter> arbiter_;

@@ -87,11 +87,13 @@ std::vector<std::string> rank_environment(const LaunchOptions& options, const Ra
   all["TORCHELASTIC_USE_AGENT_STORE"] = "False";
   all[kErrorFileVariable] = rank.error_file;
   all[kFlightRecorderVariable] = rank.record_file;
-  for (const char* const name : {kElasticVariable, kElasticStoreVariable, kReplacementVariable})
+  for (const char* const name :
+       {kElasticVariable, kElasticStoreVariable, kElasticProcessVariable, kReplacementVariable})
     all.erase(name);  // of a job that this one is in
   if (!rank.elastic_file.empty()) {
     all[kElasticVariable] = rank.elastic_file;
     all[kElasticStoreVariable] = rank.elastic_store;
+    all[kElasticProcessVariable] = std::to_string(rank.process);
     all[kReplacementVariable] = std::to_string(rank.replacement);
   }
   all[kJobVariable] = rank.job;

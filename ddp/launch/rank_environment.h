@@ -50,6 +50,7 @@ struct RankVariables {
   std::string error_file{};                     // to which the rank writes its error
   std::string record_file{};                    // what it does: see ddp/group/flight_recorder.h
   std::string elastic_file{}, elastic_store{};  // see ddp/launch/losses.h; empty: the job is not elastic
+  int process = 0;                              // its number among those of this host, with spare ones
   int replacement = 0;                          // processes that this number had before, in an elastic job
 };
 

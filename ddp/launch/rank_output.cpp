@@ -194,7 +194,7 @@ RankOutput::RankOutput(const LaunchOptions& options, OutputThread& thread, const
                        int first_rank)
     : options_(options), thread_(thread), folder_(folder.empty() ? "" : concat(folder, "/attempt_", attempt)) {
   if (folder_.empty()) return;
-  for (int rank = first_rank; rank < first_rank + options.ranks; ++rank) {
+  for (int rank = first_rank; rank < first_rank + options.ranks + options.spares; ++rank) {
     make_folder(folder_of(rank));
     const int bits = options.tee.of(rank) | options.redirects.of(rank);
     for (const int bit : {kStdout, kStderr}) {

@@ -77,6 +77,9 @@ class Recoverable {
 /// Name to a rank the memory of its elastic job, and the file of its store: see ddp/launch/losses.h.
 inline constexpr const char* kElasticVariable = "DUET_ELASTIC_FILE";
 inline constexpr const char* kElasticStoreVariable = "DUET_ELASTIC_STORE";
+/// Names to a process of an elastic job which one it is: the rank, or a number behind those of the ranks for a spare
+/// one.
+inline constexpr const char* kElasticProcessVariable = "DUET_ELASTIC_PROCESS";
 /// How many processes have had the number of this rank before.
 inline constexpr const char* kReplacementVariable = "DUET_REPLACEMENT";
 
@@ -106,7 +109,8 @@ class Recovery {
     std::function<void()> recover;
     std::function<bool()> is_left;
     Place place{};
-    bool ranks_change = false;  // the job goes on with fewer ranks
+    bool places_change = false;  // the job goes on with spare processes, or fewer ranks
+    bool ranks_change = false;   // with fewer ranks
   };
   /// On while a group is set.
   void set_group(Group group);
@@ -126,6 +130,7 @@ class Recovery {
   void recover_if_void();
   /// Between two steps: also where another rank has joined.
   void recover_if_left();
+  bool places_change() const { return on_ && group_.places_change; }
   bool ranks_change() const { return on_ && group_.ranks_change; }
   Place place() const { return group_.place; }
   /// The model goes forward: the step is to have an update. Throws UsageError where gradients of the pass before are

@@ -200,11 +200,12 @@ void Loader::stream(StateStream& state) { state.value(mark_); }
 
 void Loader::regroup() {
   const Recovery& recovery = Recovery::instance();
-  if (!recovery.ranks_change()) return;
+  if (!recovery.places_change()) return;
   prefetcher_.reset();
-  require<UsageError>(sampler_->set_part(recovery.place().rank, recovery.place().ranks),
-                      "an elastic job goes on with fewer ranks, but the loader's sampler cannot be cut for another "
-                      "number of them: use BlockedBatches, or no minimum of ranks");
+  require<UsageError>(
+      sampler_->set_part(recovery.place().rank, recovery.place().ranks),
+      "the ranks of an elastic job with spare processes, or with fewer ranks after a loss, change their "
+      "numbers, but the loader's sampler cannot change its part: use BlockedBatches with whole blocks");
 }
 
 void Loader::advance(std::int64_t steps) {

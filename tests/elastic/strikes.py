@@ -55,10 +55,10 @@ GOES_ON = r"rank \d+ is (replaced|left out) after \d+ ms"
 LIMIT = 60  # seconds for a job
 
 
-def command(options, network, ranks, folder=None, replace_timeout="60", least=0):
+def command(options, network, ranks, folder=None, replace_timeout="60", least=0, spares=0):
     """The program, or a training whose files are in the folder."""
     elastic = ["--elastic", "--max-failures", "50", "--stop-limit", "0.5", "--replace-timeout", replace_timeout,
-               "--min-ranks", str(least)]
+               "--min-ranks", str(least), "--spares", str(spares)]
     launch = [options.duet, "launch", "-n", str(ranks), *elastic, "--"]
     if network not in TRAINED:
         return launch + [options.program, network]
@@ -130,22 +130,22 @@ class Strikes:
         self.expected = {}
         self.jobs = self.failures = self.lost = self.strikes = 0
 
-    def job(self, network, ranks, strike, least, **environment):
+    def job(self, network, ranks, strike, least, spares, **environment):
         """What is wrong with a job's end, its state, its errors, and what strike(job) returns."""
         with tempfile.TemporaryDirectory() as folder:
-            job = Job(command(self.options, network, ranks, folder, least=least), **environment)
+            job = Job(command(self.options, network, ranks, folder, least=least, spares=spares), **environment)
             struck = strike(job)
             wrong, output, errors = job.end()
             return wrong, state_of(network, output, folder), errors, struck
 
-    def run(self, what, network, ranks, strike, least=0, **environment):
+    def run(self, what, network, ranks, strike, least=0, spares=0, **environment):
         """strike(job) returns the ranks that it has struck, and by what."""
         key = (network, ranks if network in ("plain", "accumulated") else "any number")
         if key not in self.expected:
-            wrong, self.expected[key], errors, _ = self.job(network, ranks, lambda job: [], 0)
+            wrong, self.expected[key], errors, _ = self.job(network, ranks, lambda job: [], 0, 0)
             if wrong:
                 sys.exit(f"undisturbed, {network}: {wrong}\n{errors}")
-        wrong, state, errors, struck = self.job(network, ranks, strike, least, **environment)
+        wrong, state, errors, struck = self.job(network, ranks, strike, least, spares, **environment)
         self.jobs += 1
         ranks_struck = [rank for rank, _ in struck]
         twice = {KILLED_TWICE.format(rank) for rank in ranks_struck if ranks_struck.count(rank) > 1}
@@ -157,7 +157,7 @@ class Strikes:
         if not wrong and errors.count("is struck at") < len(list(filter(None, environment.get("DUET_FAULT", "").split(",")))):
             wrong = "was not struck"
         again = "all ranks start again" in errors  # those that were to replace lost ones, too
-        told = "another process replaces it" in errors or "; the others go on" in errors
+        told = "process replaces it" in errors or "; the others go on" in errors
         if not wrong and told and not again and not re.search(GOES_ON, errors):
             wrong = "no word of how the job goes on"
         if not wrong and environment.get("DUET_FAULT", "").endswith(f":{int(signal.SIGSTOP)}") and STOPPED not in errors:
@@ -210,6 +210,17 @@ class Strikes:
             fault = f"all_reduce:1:9:9,{point}:{rank}:{times}:9:{int(rank == 1)}"
             self.run(f"fewer ranks, DUET_FAULT={fault}, {network}", network, 3, lambda job: [], 1, DUET_FAULT=fault)
 
+    def run_with_spares(self):
+        points = [("all_reduce", 15), ("collective", 25), ("forward", 12), ("update", 20), ("checkpoint", 1), ("end", 1)]
+        for i, ((point, times), rank) in enumerate(itertools.product(points, (0, 1, 2))):
+            network = NETWORKS[i % 4] if point in ("all_reduce", "collective") else list(TRAINED)[(i // 3 + rank) % 3]
+            fault = f"{point}:{rank}:{times}:{int((signal.SIGKILL, signal.SIGSTOP, signal.SIGSEGV)[(i + i // 3) % 3])}"
+            self.run(f"spare, DUET_FAULT={fault}, {network}", network, 3, lambda job: [], 0, 1, DUET_FAULT=fault)
+        # Its RANK is that of the last rank.
+        for i, (point, replacement) in enumerate((("joining", 1), ("agreement", 1), ("state", 1), ("init", 1))):
+            fault = f"all_reduce:1:25:9,{point}:2:1:9:{replacement}"
+            self.run(f"spare, DUET_FAULT={fault}", NETWORKS[i % 4], 3, lambda job: [], 0, 1 + i % 2, DUET_FAULT=fault)
+
     def run_refused(self):
         for loop, text in REFUSED.items():
             self.jobs += 1
@@ -234,6 +245,7 @@ class Strikes:
             network, ranks = draw.choice(NETWORKS + tuple(TRAINED)), draw.choice((2, 3, 4))
             delay = f"all_reduce:*:{draw.choice((0, 1000, 4000))}"
             least = draw.randrange(ranks) if network in ANY_NUMBER else 0
+            spares = draw.choice((0, 0, 1, 2))
             done = []
 
             def strike(job):
@@ -252,14 +264,14 @@ class Strikes:
                     time.sleep(draw.choice((0, 0.01, 0.05, 0.2)))
                 return done
 
-            self.run(f"--seed {number}, {network}, {ranks} ranks, {least} at least", network, ranks, strike, least, DUET_DELAY=delay)
+            self.run(f"--seed {number}, {network}, {ranks} ranks, {least} at least, {spares} spare", network, ranks, strike, least, spares, DUET_DELAY=delay)
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("duet")
     parser.add_argument("program")
-    parser.add_argument("--fewer", action="store_true", help="only the jobs that go on with fewer ranks")
+    parser.add_argument("--fewer", action="store_true", help="only the jobs that go on with fewer ranks, or have spare ones")
     parser.add_argument("--random", type=int, metavar="N")
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
@@ -271,6 +283,7 @@ def main():
         if not options.fewer:
             strikes.run_points()
         strikes.run_with_fewer()
+        strikes.run_with_spares()
         if not options.fewer:
             strikes.run_refused()
             strikes.run_ended()

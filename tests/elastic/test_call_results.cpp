@@ -22,6 +22,8 @@ Call all_reduce_of(std::vector<float>& values) {
   return {.op = Collective::all_reduce, .in = Buffer(std::span(values))};
 }
 
+constexpr auto all_are_kept = [] { return true; };
+
 }  // namespace
 
 TEST_CASE("a process that replaces a rank gets the results of its calls, in their order") {
@@ -38,12 +40,13 @@ TEST_CASE("a process that replaces a rank gets the results of its calls, in thei
 
   CallResults again(store, 1);
   std::vector<float> values(2), out(2);
-  again.repeat(all_reduce_of(values));
+  again.repeat(all_reduce_of(values), all_are_kept);
   CHECK(values == sums);
-  again.repeat({.op = Collective::barrier});
-  again.repeat({.op = Collective::all_gather, .in = Buffer(std::span(own)), .out = Buffer(std::span(out))});
+  again.repeat({.op = Collective::barrier}, all_are_kept);
+  again.repeat({.op = Collective::all_gather, .in = Buffer(std::span(own)), .out = Buffer(std::span(out))},
+               all_are_kept);
   CHECK(out == gathered);
-  CHECK_THROWS_WITH(again.repeat({.op = Collective::barrier}),
+  CHECK_THROWS_WITH(again.repeat({.op = Collective::barrier}, all_are_kept),
                     ContainsSubstring("barrier before the first step: rank 1 replaces a lost one, of which no such"));
 }
 
@@ -58,9 +61,9 @@ TEST_CASE("a process that replaces a rank must make its calls") {
 
   CallResults again(store, 0);
   CHECK_THROWS_WITH(
-      again.repeat(all_reduce_of(three)),
+      again.repeat(all_reduce_of(three), all_are_kept),
       ContainsSubstring("calls all_reduce of 3 f32 (sum) where that had called all_reduce of 2 f32 (sum)"));
-  again.repeat(all_reduce_of(two));
-  CHECK_THROWS_AS(again.repeat(all_reduce_of(large)), duet::UsageError);
-  CHECK_THROWS_AS(again.repeat(all_reduce_of(two)), duet::UsageError);
+  again.repeat(all_reduce_of(two), all_are_kept);
+  CHECK_THROWS_AS(again.repeat(all_reduce_of(large), all_are_kept), duet::UsageError);
+  CHECK_THROWS_AS(again.repeat(all_reduce_of(two), all_are_kept), duet::UsageError);
 }

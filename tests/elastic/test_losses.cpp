@@ -28,8 +28,8 @@ std::int64_t after_step(std::int64_t step) { return step * duet::Recovery::kComm
 
 /// A job of three ranks that have completed these steps.
 struct Job {
-  explicit Job(std::array<int, 3> steps, int most = 3, int least = 3)
-      : losses(3, least, most), memory(losses.memory().path) {
+  explicit Job(std::array<int, 3> steps, int most = 3, int least = 3, int spares = 0)
+      : losses({3, least, spares}, most), memory(losses.memory().path) {
     for (std::size_t rank = 0; rank < 3; ++rank) members[rank].commit(after_step(steps[rank]));
   }
   JobLosses losses;
@@ -73,7 +73,7 @@ TEST_CASE("ranks go on without a lost one, which joins them again when its new p
 
   job.losses.admit_ready();
   CHECK_FALSE(job.members[0].is_behind(1));  // the new process does not ask yet
-  CHECK(job.losses.lose(1) == Loss::left_out);
+  CHECK(job.losses.lose(1) == Loss::outside);
   CHECK_FALSE(job.members[0].is_behind(1));
   std::uint32_t arrived = 0;
   std::thread joins([&] { arrived = job.members[1].arrive(); });
@@ -96,6 +96,34 @@ TEST_CASE("where fewer ranks than the least are left, they wait for the lost one
   CHECK(job.losses.lose(1) == Loss::replaced);
   CHECK(job.members[1].arrive() == 2);
   CHECK(job.members[1].members() == std::vector<int>{1, 2});
+}
+
+TEST_CASE("a spare process that is ready takes the part of a lost rank, whose new process is spare then") {
+  Job job({5, 5, 5}, 3, 3, 1);
+  CHECK(job.memory.processes() == 4);
+  CHECK(job.losses.lose(0) == Loss::replaced);  // it is not ready
+  CHECK(job.members[0].arrive() == 1);
+  JobMember spare(job.memory, 3);
+  std::uint32_t arrived = 0;
+  std::thread waits([&] { arrived = spare.arrive(); });
+  while (!job.memory.applies(3)) std::this_thread::yield();
+  job.losses.admit_ready();
+  CHECK_FALSE(job.members[0].is_behind(1));  // no rank is missing
+  CHECK(job.losses.lose(1) == Loss::spared);
+  waits.join();
+  CHECK(arrived == 2);
+  CHECK(spare.members() == std::vector<int>{0, 2, 3});
+  CHECK(spare.place_of(3) == 2);
+  CHECK_FALSE(job.memory.is_member(1));
+  for (const std::size_t rank : {0, 2}) CHECK(job.members[rank].arrive() == 2);
+  REQUIRE(spare.await_plan(2));
+  CHECK(job.losses.recoveries().empty());
+  spare.commit(after_step(5));
+  const std::vector<std::string> texts = job.losses.recoveries();
+  REQUIRE(texts.size() == 1);
+  CHECK_THAT(texts[0], ContainsSubstring("rank 1 is replaced after "));
+  CHECK(job.losses.lose(1) == Loss::outside);
+  CHECK_FALSE(spare.is_behind(2));
 }
 
 TEST_CASE("a job ends without the ranks that it has left out") {

@@ -30,7 +30,7 @@ constexpr int kRanks = 3;
 class Run {
  public:
   explicit Run(Input& input)
-      : input_(input), losses_(kRanks, input.flag() ? 1 : kRanks, 1000), memory_(losses_.memory().path) {
+      : input_(input), losses_({kRanks, input.flag() ? 1 : kRanks, 0}, 1000), memory_(losses_.memory().path) {
     void* const memory =
         ::mmap(nullptr, JobMemory::bytes(), PROT_READ | PROT_WRITE, MAP_SHARED, losses_.memory().memory.get(), 0);
     expect(memory != MAP_FAILED, "a mapping");
@@ -74,7 +74,7 @@ class Run {
     accepted([&] {
       const std::string how = input_.flag() ? "killed" : "ended";
       const JobLosses::Loss loss = losses_.lose(static_cast<int>(rank), how, phase);
-      if (loss != JobLosses::Loss::replaced && loss != JobLosses::Loss::left_out) return;
+      if (loss == JobLosses::Loss::begins || loss == JobLosses::Loss::ends_job) return;
       members_[rank].emplace(memory_, static_cast<int>(rank));
       goes_on = memory_.ranks() == kRanks;  // a process that has begun with more waits for them
     });
