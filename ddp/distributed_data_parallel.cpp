@@ -4,6 +4,7 @@
 #include <chrono>
 #include <cstddef>
 #include <map>
+#include <optional>
 #include <span>
 #include <utility>
 
@@ -23,14 +24,6 @@
 
 namespace duet::ddp {
 namespace {
-
-/// The values of a module that are about to be overwritten: copies of them are out of date.
-Tensor written_values(nn::FlatParameters& store, const nn::Module::Range& range) {
-  store.values();
-  const Tensor values = store.values_of(range.first_slot, range.slots);
-  values.bump_version();
-  return values;
-}
 
 /// Where the ranks share memory, gradients are summed in place.
 void share_gradients(nn::FlatParameters& store, const nn::Module::Range& range, ProcessGroup& group) {
@@ -144,7 +137,7 @@ class ModuleHooks final : public GradientSynchroniser, private Recoverable {
       if (options_.broadcast_buffers) broadcast_buffers(context, root);
     };
     const auto parameters_and_buffers = [&](int root) {
-      group().broadcast(written_values(store_, range_), root).wait();
+      group().broadcast(store_.written_values_of(range_.first_slot, range_.slots), root).wait();
       broadcast_buffers(context, root);
     };
     const auto owns = [&](int blocks) {
@@ -177,13 +170,15 @@ class ModuleHooks final : public GradientSynchroniser, private Recoverable {
   void step_may_begin() {
     Recovery& recovery = Recovery::instance();
     if (!recovery.on()) return;
-    require<UsageError>(batch_ != recovery.batches(),
-                        "a second forward in training mode of one batch: an elastic job redoes steps of batches that "
-                        "go forward once; eval() is for others");
-    batch_ = recovery.batches();
     recovery.begin_forward();
+    require<UsageError>(
+        batch_ != recovery.batches() || recovery.undoes(),
+        "a second forward in training mode of one batch: an elastic job redoes steps of batches that "
+        "go forward once, or with DistributedDataParallelOptions::undo more often; eval() is for others");
+    batch_ = recovery.batches();
     if (!saved_buffers_.defined() && range_.buffers > 0) saved_buffers_ = buffers().clone();
-    if (std::exchange(regroups_, false)) share_gradients_again();
+    if (!saved_context_) saved_context_ = module_.context();
+    if (regroups_ && !recovery.is_void()) share_gradients_again();
   }
 
  private:
@@ -191,21 +186,28 @@ class ModuleHooks final : public GradientSynchroniser, private Recoverable {
 
   void complete_step() override {
     saved_buffers_ = {};
+    saved_context_.reset();
     backwards_ = 0;
   }
   void restore() override {
     backwards_ = 0;
+    if (saved_context_) module_.context() = *std::exchange(saved_context_, {});
     if (saved_buffers_.defined()) copy(std::exchange(saved_buffers_, {}), buffers());
     store_.zero_grad();
+    sums_aside_.clear();
   }
   void stream(StateStream& state) override {
-    state.bytes(std::as_writable_bytes(written_values(store_, range_).span<float>()));
+    state.bytes(std::as_writable_bytes(store_.written_values_of(range_.first_slot, range_.slots).span<float>()));
     if (range_.buffers > 0) state.bytes(std::as_writable_bytes(buffers().span<std::uint8_t>()));
-    state.value(module_.context().seed);
+    nn::Context& context = module_.context();
+    state.value(context.seed);
+    state.value(context.step);
+    context.draws.stream(state);
   }
   void regroup() override { regroups_ = true; }
   /// In the next step, as ranks whose training has ended have none of their own.
   void share_gradients_again() {
+    regroups_ = false;
     const void* const before = std::as_const(store_).gradients().raw();
     share_gradients(store_, range_, group());
     reducer().move(before, std::as_const(store_).gradients().raw());
@@ -364,9 +366,11 @@ class ModuleHooks final : public GradientSynchroniser, private Recoverable {
       return add_sums_to_own();
     }
     Recovery& recovery = Recovery::instance();
-    require<UsageError>(
-        !recovery.on() || ++backwards_ == 1 || recovery.is_void(),
-        "a second synchronised backward for one step of the optimizer: an elastic job redoes steps of one");
+    // Of several wrappers the first one has recovered, and the gradients of all are empty.
+    if (recovery.has_recovered()) return abandon_backward();
+    require<UsageError>(!recovery.on() || ++backwards_ == 1 || recovery.undoes() || recovery.is_void(),
+                        "a second synchronised backward for one step of the optimizer: an elastic job redoes steps of "
+                        "one, or of several with DistributedDataParallelOptions::undo");
     sum_gradients();
     // Else rank 0 alone would have the running statistics of a complete step, until the next forward.
     if (recovery.on() && options_.broadcast_buffers) broadcast_buffers(module_.context(), 0);
@@ -433,10 +437,11 @@ class ModuleHooks final : public GradientSynchroniser, private Recoverable {
   const bool may_be_cut_;
   std::unique_ptr<dp::DataParallel> pieces_;
   // In an elastic job:
-  std::int64_t batch_ = -1;  // of the last forward in training mode
-  int backwards_ = 0;        // synchronised ones since then
-  bool regroups_ = false;    // the ranks have a new process group
-  Tensor saved_buffers_{};   // as before this step, in an elastic job
+  std::int64_t batch_ = -1;                     // of the last forward in training mode
+  int backwards_ = 0;                           // synchronised ones since then
+  bool regroups_ = false;                       // the ranks have a new process group
+  Tensor saved_buffers_{};                      // as before this step
+  std::optional<nn::Context> saved_context_{};  // likewise: what dropout draws next
   nn::HookHandle at_begin_, on_ready_, at_end_;
 };
 
@@ -462,6 +467,7 @@ DistributedDataParallel::DistributedDataParallel(nn::Module& module, ProcessGrou
   if (options.comm_hook) require_not_elastic("a comm_hook");
   if (options.static_graph) require_not_elastic("static_graph");
   if (options.compare_parameters_every > 0) require_not_elastic("compare_parameters_every");
+  if (options.undo) Recovery::instance().allow_undo();
   wrap_module("module", module);
   const auto slots = std::span(store.slots())
                          .subspan(static_cast<std::size_t>(range.first_slot), static_cast<std::size_t>(range.slots));
@@ -469,7 +475,7 @@ DistributedDataParallel::DistributedDataParallel(nn::Module& module, ProcessGrou
   if (!joins) {
     const Lasting::Hold in_state = Recovery::instance().exchange_state();
     require_same_model(group_, descriptions_of(slots));
-    group_.broadcast(written_values(store, range)).wait();
+    group_.broadcast(store.written_values_of(range.first_slot, range.slots)).wait();
     std::uint64_t& seed = module_.context().seed;  // dropout's key, of rows that ranks number alike
     group_.broadcast(Buffer(&seed, sizeof seed, DType::u8)).wait();
   }
@@ -517,6 +523,10 @@ Variable DistributedDataParallel::forward(nn::Context& context, const Variable& 
 nn::Value DistributedDataParallel::forward(nn::Context& context, const nn::Value& input) const {
   return run(context, input);
 }
+
+bool DistributedDataParallel::redo() { return Recovery::instance().redo(); }
+
+bool DistributedDataParallel::is_done() { return Recovery::instance().is_done(); }
 
 void DistributedDataParallel::join(const std::function<void()>& body) {
   require_not_elastic("join()");

@@ -52,6 +52,11 @@ struct DistributedDataParallelOptions {
   std::int64_t compare_parameters_every = 0;
   /// Communicates gradients in place of all_reduce: ddp/comm_hook.h. The same kind on all ranks.
   std::shared_ptr<CommHook> comm_hook{};
+  /// In an elastic job, which does a step again where a rank is lost: a batch may have several forwards, backwards and
+  /// updates, of any optimizers and wrappers, as a GAN's has. When a step begins, all values and optimizers' states are
+  /// copied for that, and the step is complete when the next batch comes, or the pass ends. Without it one update is
+  /// the end of a step, and a second one throws UsageError. No effect in other jobs.
+  bool undo = false;
 };
 
 /// forward passes straight through. In backward, each gradient that is complete enters the Reducer, which sends full
@@ -82,6 +87,23 @@ class DistributedDataParallel : public nn::Module {
   /// depends on the step. It may outlive this.
   using NoSync = Lasting::Hold;
   [[nodiscard]] NoSync no_sync();
+
+  /// For loops whose batches no loader delivers that ranks share, in programs that may be an elastic job:
+  ///
+  ///     for (const auto& [images, labels] : batches) do {
+  ///         opt.zero_grad();
+  ///         ops::nll_loss(net(images), labels).backward();
+  ///         opt.step();
+  ///       } while (net.redo());
+  ///
+  /// True where the step just done was void, as a rank was lost: the body does it again, with the same batch. A process
+  /// that replaces the lost one goes through the batches from the first on, without effect up to the step of the
+  /// others. Of several wrappers one is asked. False in other jobs, and for a batch that has not gone forward. Throws
+  /// UsageError where a loader gives batches again, and in a step without an update.
+  [[nodiscard]] bool redo();
+  /// Whether the others have the step of the batch that begins now: `if (net.is_done()) continue;` at the begin of the
+  /// body of such a loop spares the new process what it would compute without effect. Throws UsageError as redo() does.
+  [[nodiscard]] bool is_done();
 
   /// Runs `body`, in which ranks may train different numbers of steps: those that have ended contribute gradients of
   /// zero to the steps of the others, and in the end get the parameters of a rank that trained the most steps

@@ -39,6 +39,15 @@ void GradientSynchroniser::backward_ended(FunctionRef<bool(int slot)> has_gradie
   for (int slot = 0; slot < reducer_.slot_count(); ++slot)
     if (!reducer_.ready(slot) && has_gradient(slot)) reducer_.mark_ready(slot);
   reducer_.finish();
+  reduced();
+}
+
+void GradientSynchroniser::abandon_backward() {
+  reducer_.end_step();
+  reduced();
+}
+
+void GradientSynchroniser::reduced() {
   in_backward_ = recorded_ = false;
   enter(Phase::after);
   weights_->reduced();

@@ -39,6 +39,8 @@ class GradientSynchroniser {
   /// A synchronised backward has computed all that it will: waits for the sums of all ranks. `has_gradient`: of a slot
   /// that did not become ready in it, whether gradients have accumulated there before, which go along.
   void backward_ended(FunctionRef<bool(int slot)> has_gradient);
+  /// In place of that, in a step that an elastic job does again: waits for what is on its way, and forgets the rest.
+  void abandon_backward();
 
   /// What ranks do that have ended, while others train.
   struct Join {
@@ -59,6 +61,7 @@ class GradientSynchroniser {
 
  private:
   void enter(Phase phase) const;
+  void reduced();
   /// The highest rank that trains a step now, or -1. Within join(), all ranks call it when a step begins.
   int highest_active_rank(bool trains);
 

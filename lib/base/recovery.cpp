@@ -9,7 +9,6 @@
 #include "lib/base/environment.h"
 #include "lib/base/fault_point.h"
 #include "lib/base/lasting.h"
-#include "lib/elastic.h"
 #include "lib/error.h"
 
 namespace duet {
@@ -34,9 +33,16 @@ void Recoverable::join() {
   if (Recovery::instance().expected_) Recovery::instance().objects_.push_back(this);
 }
 
+std::vector<std::byte> written_state(Recoverable& object, std::vector<std::byte> memory) {
+  StateStream state(std::move(memory));
+  object.stream(state);
+  return state.written();
+}
+
 void Recoverable::leave() {
   Recovery& recovery = Recovery::instance();
   if (!recovery.expected_) return;
+  recovery.finish_step();
   if (recovery.on_ && recovery.commits_ > 0) {
     recovery.state();
     recovery.is_kept_ = true;
@@ -61,7 +67,7 @@ void Recovery::set_group(Group group) {
 }
 
 void Recovery::reset_group() {
-  on_ = void_ = recovered_ = false;
+  on_ = void_ = recovered_ = is_updated_ = false;
   completed_ = true;
   group_ = {};
 }
@@ -82,14 +88,21 @@ void Recovery::recover_if_void() {
   if (!void_ || std::exchange(recovered_, true)) return;
   ++recoveries_;
   group_.recover();
+  forward_ = false;
 }
 
 void Recovery::recover_if_left() {
-  if (on_ && completed_ && group_.is_left()) void_ = true;
+  finish_step();
+  if (on_ && completed_ && !void_ && group_.is_left()) {
+    copy_states();  // so that nothing goes further back than the last step
+    void_ = true;
+  }
   recover_if_void();
 }
 
 void Recovery::begin_forward() {
+  if (!has_loader_) begin_own_batch();
+  if (void_) return;
   require<UsageError>(
       !forward_ || forward_pass_ == passes_,
       "gradients of a pass over the loader are accumulated in the next one, but an elastic job does not "
@@ -102,34 +115,108 @@ void Recovery::begin_batch(const std::weak_ptr<const void>& pass) {
   if (!on_) return;
   pass_ = pass;
   recover_if_void();
+  finish_step();
   ++batches_;
   if (completed_ || void_) begin_attempt();
 }
 
 void Recovery::end_pass() {
+  finish_step();
   completed_ = true;
   ++passes_;
   pass_.reset();
+  leave_steps();
+}
+
+/// Several forwards before redo() are of one step.
+void Recovery::begin_own_batch() {
+  require<UsageError>(
+      !in_own_batch_ || !completed_,
+      "the step of a batch is complete, and another batch goes forward without a loader that ranks share: an elastic "
+      "job redoes steps of such a loop where it is 'do { ... } while (net.redo());'");
+  require<UsageError>(!group_.places_change,
+                      "a batch goes forward without a loader that ranks share: an elastic job with spare processes, or "
+                      "that goes on with fewer ranks, cuts the batches of a loader");
+  ++batches_;
+  if (std::exchange(in_own_batch_, true)) return;
+  recover_if_void();
+  if (own_steps_ < steps())
+    completed_ = false;  // another rank's state is behind this batch, whose step stays void
+  else
+    begin_attempt();
+}
+
+void Recovery::require_own_batches(const char* what) const {
+  require<UsageError>(!has_loader_, what,
+                      " of an elastic job is for loops without a loader that ranks share, which gives a batch again by "
+                      "itself");
+}
+
+bool Recovery::is_done() {
+  if (!on_) return false;
+  require_own_batches("is_done()");
+  if (!in_own_batch_) begin_own_batch();
+  return own_steps_ < steps();
+}
+
+bool Recovery::redo() {
+  if (!on_) return false;
+  require_own_batches("redo()");
+  if (!std::exchange(in_own_batch_, false)) return false;  // the batch was left out
+  recover_if_void();
+  finish_step();
+  if (own_steps_ >= steps()) {
+    require<UsageError>(void_,
+                        "redo() before the step of an optimizer: an elastic job redoes batches that go forward for a "
+                        "step, of several where they are within one 'do { ... } while (net.redo());'");
+    return true;
+  }
+  ++own_steps_;
+  completed_ = true;
+  redo_due_ = false;
+  leave_steps();
+  return false;
 }
 
 void Recovery::begin_attempt() {
-  if (void_) forward_ = false;
-  void_ = recovered_ = completed_ = redo_due_ = false;
+  if (void_) restore();
+  void_ = recovered_ = completed_ = redo_due_ = is_updated_ = false;
   for (Recoverable* const object : objects_) object->begin_step();
+  is_outside_ = false;
+  copy_states();
+}
+
+void Recovery::copy_states() {
+  for (Recoverable* const object : objects_)
+    if (undoes_ || object->is_copied()) object->copied_ = written_state(*object, std::move(object->copied_));
+}
+
+/// What has ended may be void here, where another rank has completed it.
+void Recovery::leave_steps() {
+  if (void_) restore();
+  if (is_outside_ || commits_ == 0) return;
+  is_outside_ = true;
+  copy_states();
 }
 
 void Recovery::complete_step() {
   require<UsageError>(
       !completed_,
-      "a second step of an optimizer for one batch, or one without a batch: an elastic job redoes "
-      "steps, which begin with a batch of a loader that ranks share and have one step of one optimizer");
+      "a second step of an optimizer for one batch, or one without a batch: an elastic job redoes steps, which begin "
+      "with a batch and have one step of one optimizer, or several with DistributedDataParallelOptions::undo");
   require<UsageError>(!in_unit_, "a step of an optimizer within a unit of an elastic job, which is between two steps");
-  commit((steps() + 1) * kCommitsPerStep);
+  is_updated_ = true;
+  if (!undoes_) finish_step();
+}
+
+/// Completes a step that has its updates.
+void Recovery::finish_step() {
+  if (is_updated_ && !void_) commit((steps() + 1) * kCommitsPerStep);
 }
 
 void Recovery::commit(std::int64_t commits) {
   completed_ = true;
-  is_kept_ = forward_ = false;
+  is_kept_ = forward_ = is_updated_ = false;
   commits_ = commits;
   for (Recoverable* const object : objects_) object->complete_step();
   fault_point("commit");
@@ -149,6 +236,8 @@ void Recovery::run_unit(FunctionRef<void()> body) {
   require<UsageError>(goes_on_itself_ || pass_.expired(),
                       "a unit of an elastic job within a pass over the loader: a process that replaces a lost rank has "
                       "only the rest of the pass, and would not come to it; put it between two passes");
+  finish_step();
+  if (redo_due_ && in_own_batch_) return;  // it comes again, behind the step
   require_no_redo();
   require<UsageError>(!in_unit_, "a unit of an elastic job within another one");
   require<UsageError>(!forward_,
@@ -165,6 +254,7 @@ void Recovery::run_unit(FunctionRef<void()> body) {
   } while (!attempt(body));
   ++units_;
   commit(commits_ + 1);
+  if (pass_.expired()) leave_steps();
 }
 
 /// Runs the body of a unit once; false where a rank was lost in it.
@@ -187,7 +277,12 @@ void Recovery::stream(StateStream& state) {
     std::uint64_t given = kind;
     state.value(given);
     require<CommError>(given == kind, "the training of another rank has other objects, or made them in another order");
-    object->stream(state);
+    // The copy, as an object may leave in a step that has begun, and is no part of the last complete one.
+    if (!state.reads() && in_step() && !object->copied_.empty()) {
+      state.bytes(object->copied_);
+    } else {
+      object->stream(state);
+    }
   }
 }
 
@@ -204,17 +299,21 @@ void Recovery::take_state(std::span<const std::byte> bytes) {
   require<CommError>(state.at_end(),
                      "the state of another rank goes on behind this one's: its training has other "
                      "objects, or made them in another order");
+  copy_states();
 }
 
 void Recovery::restore() {
-  for (Recoverable* const object : objects_) object->restore();
+  for (Recoverable* const object : objects_) {
+    object->restore();
+    if (object->copied_.empty()) continue;
+    StateStream copied{std::span<const std::byte>(object->copied_)};
+    object->stream(copied);
+  }
 }
 
 void Recovery::regroup(Place place) {
   group_.place = place;
   for (Recoverable* const object : objects_) object->regroup();
 }
-
-void elastic::unit(const std::function<void()>& body) { Recovery::instance().run_unit(body); }
 
 }  // namespace duet

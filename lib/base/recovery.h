@@ -38,17 +38,19 @@ class StateStream {
     bytes(std::as_writable_bytes(std::span(own)));
   }
   std::vector<std::byte> written() { return std::move(written_); }
+  bool reads() const { return reads_; }
   bool at_end() const { return rest_.empty(); }
+  /// Throws CommError where fewer than so many values are left.
+  void require_left(std::uint64_t count, std::size_t size) const;
 
  private:
-  void require_left(std::uint64_t count, std::size_t size) const;
   std::vector<std::byte> written_;
   std::span<const std::byte> rest_;
   bool reads_ = false;
 };
 
 /// An object of a training whose state a rank that joins gets from another one: parameters, optimizers, schedules,
-/// loaders. All ranks make theirs in the same order. Registered in elastic jobs only.
+/// loaders, and values of the program's own. All ranks make theirs in the same order. Registered in elastic jobs only.
 class Recoverable {
  public:
   Recoverable() = default;
@@ -60,7 +62,8 @@ class Recoverable {
   virtual void begin_step() {}
   /// A step is complete: it will not be done again.
   virtual void complete_step() {}
-  /// The step is done again: what it has changed beside parameters and optimizers is as it was.
+  /// The step is done again: what it has changed beside parameters and optimizers is as it was. Called when that is
+  /// known, and once more when the step begins again.
   virtual void restore() {}
   /// The ranks have a new process group: memory that they share is other memory, and their number may be another one.
   virtual void regroup() {}
@@ -72,7 +75,19 @@ class Recoverable {
   /// training from here to there. What other ranks need of the last step is kept when the first object leaves.
   void join();
   void leave();
+  /// Whether steps change the state before they are complete: then what stream() writes is copied when a step begins,
+  /// and read from there when it is void.
+  virtual bool is_copied() const { return false; }
+  /// That copy, or the one from the end of a pass.
+  const std::vector<std::byte>& copied() const { return copied_; }
+
+ private:
+  friend class Recovery;
+  std::vector<std::byte> copied_;
 };
+
+/// What the object's stream() writes, into this memory.
+std::vector<std::byte> written_state(Recoverable& object, std::vector<std::byte> memory = {});
 
 /// Name to a rank the memory of its elastic job, and the file of its store: see ddp/launch/losses.h.
 inline constexpr const char* kElasticVariable = "DUET_ELASTIC_FILE";
@@ -122,6 +137,8 @@ class Recovery {
   bool replaces() const { return replaces_; }
 
   bool is_void() const { return void_; }
+  /// Whether it is void, and this rank has the values of the step's begin again.
+  bool has_recovered() const { return void_ && recovered_; }
   /// Between the delivery of a batch and the end of its step, or within a unit.
   bool in_step() const { return !completed_; }
   bool in_unit() const { return in_unit_; }
@@ -133,9 +150,15 @@ class Recovery {
   bool places_change() const { return on_ && group_.places_change; }
   bool ranks_change() const { return on_ && group_.ranks_change; }
   Place place() const { return group_.place; }
-  /// The model goes forward: the step is to have an update. Throws UsageError where gradients of the pass before are
-  /// still to be used.
+  /// The model goes forward: the step is to have an update. Without a loader that ranks share, the step begins here.
+  /// Throws UsageError where gradients of the pass before are still to be used, and where a loop lacks redo().
   void begin_forward();
+  /// See DistributedDataParallel.
+  bool redo();
+  bool is_done();
+  /// See DistributedDataParallelOptions.
+  void allow_undo() { undoes_ = true; }
+  bool undoes() const { return undoes_; }
   /// The loader is about to deliver a batch, the first of a step or one more; the step is no longer void. `pass` lives
   /// as long as the program is within the pass.
   void begin_batch(const std::weak_ptr<const void>& pass);
@@ -143,8 +166,12 @@ class Recovery {
   void end_pass();
   /// How many batches were delivered.
   std::int64_t batches() const { return batches_; }
-  /// The parameters are updated. Throws UsageError for a second time in a step.
+  /// The parameters are updated, which completes the step; where steps may have several updates, what follows the last
+  /// one does. Throws UsageError for an update without a batch, or a second one.
   void complete_step();
+  /// Whether all steps and units so far have ended, and the next one has not begun: the program's own values stay as
+  /// they are.
+  bool is_outside() const { return is_outside_; }
   /// See elastic::unit() in lib/elastic.h.
   void run_unit(FunctionRef<void()> body);
   /// For a program that goes on from the state itself, before its first pass and unit: a process that replaces a lost
@@ -174,7 +201,12 @@ class Recovery {
   friend class Recoverable;
   void stream(StateStream& state);
   void commit(std::int64_t commits);
+  void finish_step();
   void begin_attempt();
+  void begin_own_batch();
+  void require_own_batches(const char* what) const;
+  void copy_states();
+  void leave_steps();
   bool attempt(FunctionRef<void()> body);
 
   Recovery();
@@ -183,6 +215,10 @@ class Recovery {
   const bool replaces_;
   bool on_ = false, void_ = false, recovered_ = false, completed_ = true, redo_due_ = false;
   bool has_loader_ = false, had_group_ = false, in_unit_ = false, forward_ = false;
+  bool undoes_ = false, is_updated_ = false;  // the second: in the step in flight
+  bool is_outside_ = false;
+  bool in_own_batch_ = false;   // of a loop of the program's own, until it asks redo()
+  std::int64_t own_steps_ = 0;  // of such a loop, that this process has left
   Lasting in_state_;
   std::int64_t commits_ = 0, batches_ = 0, passes_ = 0;
   std::int64_t forward_pass_ = 0;  // of the last forward

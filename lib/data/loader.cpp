@@ -156,14 +156,15 @@ Loader::Iterator Loader::begin() {
   require<UsageError>(pass_.expired() || step_ >= steps_, "a pass over the loader begins within another one, at step ",
                       step_, " of ", steps_, ", whose batches it would take: use a loader for each, or set_position()");
   prefetcher_.reset();  // its threads read the sampler
-  const Position begin = std::exchange(next_, {}).value_or(Position{epoch_ + 1, 0});
-  epoch_ = begin.epoch;
-  step_ = begin_ = begin.step;
   if (shared_ && Recovery::instance().on()) {
     has_recovered();
     Recovery::instance().require_no_redo();
-    if (epoch_ <= mark_.epoch) go_to_mark();
+    Recovery::instance().end_pass();  // one that was left
   }
+  const Position begin = std::exchange(next_, {}).value_or(Position{epoch_ + 1, 0});
+  epoch_ = begin.epoch;
+  step_ = begin_ = begin.step;
+  if (shared_ && Recovery::instance().on() && epoch_ <= mark_.epoch) go_to_mark();
   if (options_.generator) options_.generator->random_int64();
   sampler_->set_epoch(epoch_);
   std::shared_ptr<const void> pass = make_pooled<char>();

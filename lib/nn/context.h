@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "lib/autograd/variable.h"
+#include "lib/base/recovery.h"
 #include "lib/nn/flat_parameters.h"
 #include "lib/random.h"
 #include "lib/tensor.h"
@@ -52,6 +53,12 @@ class DrawCounts {
     stamp_ = other.stamp_;
     step_ = other.step_;
     runs_ = other.runs_;
+  }
+  void stream(StateStream& state) {
+    state.value(seed_);
+    state.value(stamp_);
+    state.value(step_);
+    state.sequence(runs_);
   }
 
  private:

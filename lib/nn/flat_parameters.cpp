@@ -234,6 +234,13 @@ Tensor FlatParameters::gradients_in(const std::shared_ptr<Storage>& memory) cons
       static_cast<const std::byte*>(gradients_.raw()) - static_cast<const std::byte*>(gradients_.storage().data());
   return Tensor(memory, static_cast<std::size_t>(begin), gradients_.shape(), DType::f32);
 }
+Tensor FlatParameters::written_values_of(int first_slot, int slot_count) {
+  values();
+  const Tensor run = values_of(first_slot, slot_count);
+  run.bump_version();
+  return run;
+}
+
 Tensor FlatParameters::gradients_of(int first_slot, int slot_count) const {
   return run_of(gradients_, slots_, first_slot, slot_count);
 }

@@ -152,6 +152,8 @@ class FlatParameters final {
   std::unique_ptr<FlatParameters> replica(Device device, const ReplicaPart& part) const;
   /// The run of the flat buffers that `slot_count` slots from `first_slot` on take.
   Tensor values_of(int first_slot, int slot_count) const;
+  /// The same, about to be written by other means than operators and optimizers.
+  Tensor written_values_of(int first_slot, int slot_count);
   Tensor gradients_of(int first_slot, int slot_count) const;
   /// The run of all elements of a state's slots, with buffers that are laid out as the state's.
   UpdateRun update_run(const OptimizerState& of, const std::vector<Tensor>& buffers) const;

@@ -139,9 +139,6 @@ Dropout::Dropout(double p) : p_(p) { ops::require_probability("Dropout", p); }
 DropoutKey Dropout::next_key(Context& context, const Tensor& x) const {
   const std::uint32_t number = layer(context);
   if (!training() || p_ == 0) return {.layer = number};
-  require<UsageError>(x.stamp().stamped() || !Recovery::instance().on(),
-                      "Dropout: its input has no stamp, so a step that an elastic job does again would have another "
-                      "mask: give it that of the loader's batch, see Tensor::set_stamp()");
   require<UsageError>(!checks_finite() || !context.stamped || x.stamp().stamped(),
                       "Dropout: its input has no stamp, but the model's input has: an operator in between has dropped "
                       "it, so the mask would not depend on the batch's step and rows");

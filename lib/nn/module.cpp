@@ -4,14 +4,20 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstddef>
 #include <cstdint>
 #include <cstdlib>
+#include <memory>
+#include <span>
+#include <string>
 #include <string_view>
 #include <typeinfo>
 #include <utility>
+#include <vector>
 
 #include "lib/autograd/grad_mode.h"
 #include "lib/backend/step_graph.h"
+#include "lib/elastic.h"
 #include "lib/error.h"
 #include "lib/random.h"
 
@@ -343,3 +349,27 @@ void Module::append_text(std::string& text, int indent) const {
 }
 
 }  // namespace duet::nn
+
+namespace duet {
+
+elastic::State elastic::state(std::string name, nn::Module& module) {
+  module.parameters();  // numbers its slots and buffers
+  const nn::Module::Range range = module.range();
+  std::vector<State> parts;
+  if (range.slots > 0)
+    parts.push_back(
+        keep_state(name + ", parameters",
+                   {.element = sizeof(float), .bytes = [&module, range] {
+                      return std::as_writable_bytes(
+                          module.parameters().written_values_of(range.first_slot, range.slots).span<float>());
+                    }}));
+  if (range.buffers > 0)
+    parts.push_back(
+        keep_state(name + ", buffers", {.bytes = [&module, range] {
+                     return std::as_writable_bytes(
+                         module.parameters().buffer_run(range.first_buffer, range.buffers).span<std::uint8_t>());
+                   }}));
+  return std::make_shared<const std::vector<State>>(std::move(parts));
+}
+
+}  // namespace duet

@@ -32,11 +32,10 @@ class LRScheduler : private Recoverable {
   explicit LRScheduler(Optimizer& optimizer) : optimizer_(optimizer) { join(); }
 
  private:
-  void begin_step() override { at_begin_ = steps_; }
-  void restore() override { set_steps(at_begin_); }
+  bool is_copied() const override { return true; }
   void stream(StateStream& state) override { state.value(steps_); }
   Optimizer& optimizer_;
-  std::int64_t steps_ = 0, at_begin_ = 0;  // now, and when the step in flight of an elastic job began
+  std::int64_t steps_ = 0;
 };
 
 /// gamma^floor(n / step_size).

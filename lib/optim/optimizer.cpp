@@ -116,6 +116,7 @@ void Optimizer::stream(StateStream& state) {
   for (const Tensor& buffer : state_.buffers) state.bytes(std::as_writable_bytes(buffer.span<float>()));
   state.bytes(std::as_writable_bytes(std::span(steps_)));
   state.value(lr_);
+  lr_at_begin_ = lr_;
 }
 
 /// A parameter's part of a buffer.

@@ -1,7 +1,9 @@
 // A training of an elastic job, for the tests: prints a hash of parameters, buffers and the optimizer's state.
 //
-//   elastic_program cnn|plain|synchronised|accumulated
-//   elastic_program crossing|leftover|two_steps|two_forwards|whole_batches|breaks|breaks_last|within|unstamped|shared
+//   elastic_program cnn|plain|synchronised|accumulated|unstamped
+//   elastic_program own_batches|own_repeated       of a loop of its own; a new process goes through those that are done
+//   elastic_program crossing|leftover|two_steps|two_forwards|whole_batches|breaks|breaks_last|within|shared|
+//                   outside|no_step|two_loops
 //                              loops that an elastic job refuses
 //   elastic_program kills      step 5 kills rank 1, whichever process has its number
 //   elastic_program absent     a process that replaces a lost one does not join the others
@@ -9,6 +11,7 @@
 #include <signal.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
@@ -19,6 +22,7 @@
 #include <span>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "ddp/distributed_data_parallel.h"
 #include "ddp/init.h"
@@ -42,6 +46,7 @@
 #include "lib/optim/adam.h"
 #include "lib/optim/clip_grad_norm.h"
 #include "lib/optim/lr_scheduler.h"
+#include "lib/tensor.h"
 #include "samplers/batch.h"
 #include "samplers/random.h"
 #include "samplers/sequential.h"
@@ -76,6 +81,71 @@ void evaluate(nn::Module& model, const data::Dataset& images, ddp::ProcessGroup&
   require<UsageError>(rows == images.size(), "the ranks evaluate ", rows, " of ", images.size(), " images");
 }
 
+void print_hash(const NamedTensors& state, const optim::AdamW& opt, std::int64_t steps) {
+  Sha256 hash;
+  for (const auto& [key, tensor] : state) hash.update({static_cast<const std::byte*>(tensor.raw()), tensor.bytes()});
+  for (const auto& [key, tensor] : opt.state())
+    hash.update({static_cast<const std::byte*>(tensor.raw()), tensor.bytes()});
+  std::printf("state: sha256 %s, lr %.6f, steps %lld\n", hash.hex().c_str(), static_cast<double>(opt.lr()),
+              static_cast<long long>(steps));
+}
+
+/// Each rank has batches of its own, without stamps, of which each goes forward in two halves.
+void train_own_batches(const std::string& name) {
+  const data::ImageDataset images = data::draw_digits(1, 200);
+  nn::SimpleCNN model(1), mean(1);
+  const auto group = ddp::init_process_group();
+  ddp::DistributedDataParallel net(model, *group);
+  optim::AdamW opt(model, {.lr = 0.01f});
+  optim::StepLR schedule(opt, 5, 0.9);
+  data::Loader loader(images, std::make_unique<samplers::BlockedBatches>(
+                                  std::make_unique<samplers::RandomSampler>(images.size(), group->rank() + 1),
+                                  samplers::BlockedOptions{.global_batch = 24, .world_size = 1, .rank = 0}));
+  std::int64_t rows = 0;
+  std::vector<float> losses;
+  Tensor sums = zeros({10});
+  const std::array kept = {elastic::state("mean", mean), elastic::state("rows", rows), elastic::state("losses", losses),
+                           elastic::state("sums", sums)};
+  for (int epoch = 0; epoch < kEpochs; ++epoch) {
+    for (auto& [samples, labels] : loader) {
+      const std::int64_t half = samples.size(0) / 2;
+      do {
+        if (name == "own_batches" && net.is_done()) continue;
+        opt.zero_grad();
+        const auto loss_of = [&](std::int64_t begin, std::int64_t end) {
+          const Variable output = net(samples.rows(begin, end).clone().set_stamp({}));
+          return ops::cross_entropy(output, labels.rows(begin, end).clone().set_stamp({}));
+        };
+        {
+          const auto accumulates = net.no_sync();
+          loss_of(0, half).backward();
+        }
+        const Variable loss = loss_of(half, samples.size(0));
+        loss.backward();
+        if (name == "no_step") continue;
+        float sum = loss.item();
+        group->all_reduce(std::span(&sum, 1)).wait();
+        opt.step();
+        schedule.step();
+        rows += samples.size(0);
+        losses.push_back(sum);
+        sums.span<float>()[losses.size() % 10] += losses.back();
+        const std::span<float> means = mean.parameters().values().span<float>();
+        for (std::size_t i = 0; i < means.size(); ++i)
+          means[i] += 0.1f * (model.parameters().values().span<float>()[i] - means[i]);
+      } while (name != "whole_batches" && net.redo());
+    }
+    elastic::unit([&] { evaluate(model, images, *group); });
+  }
+  if (group->rank() != 0) return;
+  NamedTensors state = model.state_dict();
+  for (NamedTensor& one : mean.state_dict()) state.push_back(std::move(one));
+  state.push_back({"losses", from_values({static_cast<std::int64_t>(losses.size())}, losses)});
+  state.push_back({"sums", sums});
+  state.push_back({"rows", from_values<std::int64_t>({1}, {rows})});
+  print_hash(state, opt, net.steps());
+}
+
 void train(const std::string& name) {
   while (name == "absent" && environment_variable(kReplacementVariable) != "0") ::pause();
   const data::ImageDataset images = data::draw_digits(1, 200);
@@ -84,19 +154,19 @@ void train(const std::string& name) {
   ddp::DistributedDataParallel net(*model, *group);
   optim::AdamW opt(*model, {.lr = 0.01f});
   optim::StepLR schedule(opt, 1, 0.5);  // by epoch
-  const bool whole = name == "whole_batches";
   data::Loader loader(
       images,
       std::make_unique<samplers::BlockedBatches>(
           std::make_unique<samplers::RandomSampler>(images.size(), 1),
-          samplers::BlockedOptions{
-              .global_batch = 24, .world_size = whole ? 1 : group->size(), .rank = whole ? 0 : group->rank()}),
+          samplers::BlockedOptions{.global_batch = 24, .world_size = group->size(), .rank = group->rank()}),
       {.workers = 1});
   // A process that replaces a lost one gets the sum that the others had.
   std::int64_t ranks = 1;
   group->all_reduce(std::span(&ranks, 1)).wait();
   require<UsageError>(ranks == group->size(), "the sum over ", group->size(), " ranks is ", ranks);
   const bool odd = name == "crossing" || name == "leftover";
+  int epochs = 0;
+  const elastic::State kept = name == "outside" ? elastic::state("epochs", epochs) : nullptr;
   const int window = name == "accumulated" ? 3 : odd ? 2 : 1;  // batches of a step
   for (int epoch = 0; epoch < kEpochs; ++epoch) {
     for (auto& [samples, labels] : loader) {
@@ -120,28 +190,27 @@ void train(const std::string& name) {
       optim::clip_grad_norm(*model, 1.0);
       opt.step();
       if (name == "within") elastic::unit([&] { group->barrier().wait(); });
+      if (name == "two_loops" && net.redo()) continue;
       if (name.starts_with("breaks") && samples.stamp().step == 4) break;
     }
     if (name == "breaks_last") return;
     if (name == "shared") group->all_reduce(std::span(&ranks, 1)).wait();
     if (name != "crossing") elastic::unit([&] { evaluate(*model, images, *group); });
     schedule.step();
+    ++epochs;
   }
-  if (group->rank() != 0) return;
-  NamedTensors state = model->state_dict();
-  for (NamedTensor& one : opt.state()) state.push_back(std::move(one));
-  Sha256 hash;
-  for (const auto& [key, tensor] : state) hash.update({static_cast<const std::byte*>(tensor.raw()), tensor.bytes()});
-  std::printf("state: sha256 %s, lr %.6f, steps %lld\n", hash.hex().c_str(), static_cast<double>(opt.lr()),
-              static_cast<long long>(net.steps()));
+  if (group->rank() == 0) print_hash(model->state_dict(), opt, net.steps());
 }
+
+constexpr std::array kOwnBatches = {"own_batches", "own_repeated", "whole_batches", "no_step"};
 
 }  // namespace
 
 int main(int argc, char** argv) {
   try {
     const std::string name = argc > 1 ? argv[1] : "cnn";
-    return ddp::spawn([&](int) { train(name); }, 2);
+    const bool own = std::ranges::find(kOwnBatches, name) != kOwnBatches.end();
+    return ddp::spawn([&](int) { own ? train_own_batches(name) : train(name); }, 2);
   } catch (const std::exception& error) {
     return ddp::report_failure(error);
   }

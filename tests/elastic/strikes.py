@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Ranks of elastic jobs are struck, and the jobs end with the bits of undisturbed ones.
 
-    strikes.py DUET PROGRAM                            each fault point and rank with signals and networks in turn,
+    strikes.py DUET PROGRAM GAN                        each fault point and rank with signals and networks in turn,
                                                        loops that are refused, and jobs that end after a loss
-    strikes.py DUET PROGRAM --random N [--seed S]      N jobs, struck at random times; prints one line for each failure
+    strikes.py DUET PROGRAM GAN --random N [--seed S]      N jobs, struck at random times; prints one line for each failure
 
 A job in which all ranks that had the state of the training were struck may end with an error that says so; so may one
 in which the same rank was struck twice within a step.
@@ -23,6 +23,7 @@ import time
 
 ANY_NUMBER = ("cnn", "synchronised", "trained_cnn", "trained_linear", "trained_directly")  # may go on with fewer ranks
 NETWORKS = ("cnn", "plain", "synchronised", "accumulated")
+OWN = ("gan", "own_batches", "own_repeated")  # loops with values or batches of their own
 TRAINED = {"trained_cnn": ("--model", "simple_cnn", "--optimizer", "adamw"),  # by duet train
            "trained_linear": ("--model", "linear", "--loader-workers", "1"),
            "trained_directly": ("--model", "linear", "--optimizer", "adam")}  # without duet launch
@@ -34,10 +35,12 @@ REFUSED = {"crossing": "gradients of a pass over the loader are accumulated in t
            "breaks": "a pass over the loader has ended within a step that an elastic job is to do again",
            "breaks_last": "ended with exit code 0: a pass over the loader has ended within a step",
            "within": "a unit of an elastic job within a pass over the loader",
-           "unstamped": "Dropout: its input has no stamp",
            "shared": "a process that replaces a lost one calls a collective outside of steps and units",
-           "whole_batches": "or one without a batch: an elastic job redoes steps, which begin with a batch of a loader that "
-                            "ranks share"}
+           "whole_batches": "another batch goes forward without a loader that ranks share: an elastic job redoes steps of "
+                            "such a loop where it is 'do { ... } while (net.redo());'",
+           "outside": "the state 'epochs' has changed outside of steps and units",
+           "no_step": "redo() before the step of an optimizer",
+           "two_loops": "redo() of an elastic job is for loops without a loader that ranks share"}
 # Steps have two buckets each, and passes nine steps.
 STRUCK = {"breaks": "all_reduce:1:9:9", "breaks_last": "all_reduce:1:9:9", "shared": "all_reduce:1:21:9",
           "absent": "all_reduce:1:9:9", "fails": "all_reduce:1:9:9"}
@@ -60,6 +63,8 @@ def command(options, network, ranks, folder=None, replace_timeout="60", least=0,
     elastic = ["--elastic", "--max-failures", "50", "--stop-limit", "0.5", "--replace-timeout", replace_timeout,
                "--min-ranks", str(least), "--spares", str(spares)]
     launch = [options.duet, "launch", "-n", str(ranks), *elastic, "--"]
+    if network == "gan":
+        return launch + [options.gan, "ddp"]
     if network not in TRAINED:
         return launch + [options.program, network]
     train = [options.duet, "train", "--mode", "ddp", "--data", "synthetic", "--train-images", "240", "--test-images",
@@ -76,7 +81,7 @@ def sha256(text):
 def state_of(network, output, folder):
     """What must not depend on losses."""
     if network not in TRAINED:
-        lines = [line for line in output.splitlines() if line.startswith("state: ")]
+        lines = [line for line in output.splitlines() if "sha256" in line]
         return lines[-1] if lines else "no hash"
     try:
         with open(f"{folder}/result.json", encoding="ascii") as file:
@@ -140,7 +145,7 @@ class Strikes:
 
     def run(self, what, network, ranks, strike, least=0, spares=0, **environment):
         """strike(job) returns the ranks that it has struck, and by what."""
-        key = (network, ranks if network in ("plain", "accumulated") else "any number")
+        key = (network, ranks if network in ("plain", "accumulated", "unstamped", *OWN[1:]) else "any number")
         if key not in self.expected:
             wrong, self.expected[key], errors, _ = self.job(network, ranks, lambda job: [], 0, 0)
             if wrong:
@@ -177,6 +182,8 @@ class Strikes:
                 network, number = NETWORKS[(i + j) % 4], signals[(i // 3 + j) % 3]
                 fault = f"{point}:{rank}:{times}:{int(number)}"
                 self.run(f"DUET_FAULT={fault}, {network}", network, 3, lambda job: [], DUET_FAULT=fault)
+        fault = "all_reduce:1:9:9"  # dropout counts its draws where batches have no stamp
+        self.run(f"DUET_FAULT={fault}, unstamped", "unstamped", 3, lambda job: [], DUET_FAULT=fault)
         # In the last, small batch of a pass, whose void step leaves a rank with the sums of its one row.
         fault = "collective:0:227:9"
         self.run(f"DUET_FAULT={fault}, synchronised", "synchronised", 3, lambda job: [], DUET_FAULT=fault)
@@ -188,10 +195,18 @@ class Strikes:
             fault = f"{point}:{rank}:{times}:{int(number)}"
             self.run(f"DUET_FAULT={fault}, {network}", network, 3, lambda job: [], DUET_FAULT=fault)
 
+        # The sums 21 to 24 of the GAN are those of one step: two of the discriminator's losses, and two of the generator's.
+        points = [("init", 1), ("all_reduce", 2), ("all_reduce", 22), ("all_reduce", 23), ("all_reduce", 24), ("collective", 41),
+                  ("commit", 9), ("commit", 12)]
+        for i, ((point, times), rank) in enumerate(itertools.product(points, ranks)):
+            network, number = OWN[(i + i // 3) % 3], signals[i % 3]
+            fault = f"{point}:{rank}:{times}:{int(number)}"
+            self.run(f"DUET_FAULT={fault}, {network}", network, 3, lambda job: [], DUET_FAULT=fault)
+
         # A second rank, or the new process, during the recovery from the loss of rank 1.
         points = [("joining", (1,)), ("arriving", (0, 2)), ("agreement", ranks), ("state", ranks)]
         for i, (point, rank) in enumerate((point, rank) for point, ranks_of in points for rank in ranks_of):
-            network, number = (NETWORKS + tuple(TRAINED))[i % 7], signals[i % 3]
+            network, number = (NETWORKS + tuple(TRAINED) + OWN)[i % 10], signals[i % 3]
             fault = f"all_reduce:1:9:9,{point}:{rank}:1:{int(number)}:{int(rank == 1)}"
             self.run(f"DUET_FAULT={fault}, {network}", network, 3, lambda job: [], DUET_FAULT=fault)
 
@@ -242,7 +257,7 @@ class Strikes:
     def run_random(self, count, seed):
         for number in range(seed, seed + count):
             draw = random.Random(number)
-            network, ranks = draw.choice(NETWORKS + tuple(TRAINED)), draw.choice((2, 3, 4))
+            network, ranks = draw.choice(NETWORKS + tuple(TRAINED) + OWN), draw.choice((2, 3, 4))
             delay = f"all_reduce:*:{draw.choice((0, 1000, 4000))}"
             least = draw.randrange(ranks) if network in ANY_NUMBER else 0
             spares = draw.choice((0, 0, 1, 2))
@@ -271,6 +286,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("duet")
     parser.add_argument("program")
+    parser.add_argument("gan")
     parser.add_argument("--fewer", action="store_true", help="only the jobs that go on with fewer ranks, or have spare ones")
     parser.add_argument("--random", type=int, metavar="N")
     parser.add_argument("--seed", type=int, default=1)

@@ -231,6 +231,17 @@ def check_learning(programs, sources, name):
     return "\n".join(filter(None, wrong))
 
 
+def check_gan(programs, _, name):
+    """The score improves until the training stops by itself, alike alone and in several processes."""
+    alone = run(programs, name, "single")
+    scores = [float(score) for score in re.findall(r"epoch \d+: score ([\d.]+)", alone)]
+    if not 5 < len(scores) < 100 or min(scores) > 0.1 * scores[0] or min(scores) in scores[-2:] or "average: sha256 " not in alone:
+        return alone
+    wrong = [difference(alone, run(programs, name, "ddp", devices), f"ddp {devices}") for devices in ("2", "3")]
+    said = run(programs, name, "dp")
+    return "".join(wrong) or ("" if said == f"exit code 2\n{name}: got 'dp', expected single or ddp\n" else said)
+
+
 def check_torch_losses(programs, sources, name):
     """The first losses are those that PyTorch 2.15 has with the same weights, order and samples."""
     expected = losses(golden(name + "_torch"))
@@ -398,13 +409,13 @@ CHECKS += [(check_toy_regression, "toy_regression"), (check_tutorials, "tutorial
            (check_pictures, "draw_pictures")]
 CHECKS += [(check, name) for name in ("partition", "random_dataset_dp", "a_simple_net", "collectives", "comm_hook",
                                       "ring_all_reduce", "two_processes", "train_single", "train_dp", "train_ddp", "own_network",
-                                      "make_image_folder", "toy_regression", "autoencoder", "char_gpt", "fashion_mnist")
+                                      "make_image_folder", "toy_regression", "autoencoder", "gan", "char_gpt", "fashion_mnist")
            for check in (check_help, check_wrong_arguments)]
 CHECKS += [(check, name) for name in ("train_dp", "train_ddp") for check in (check_training, check_wrapper_lines)]
 
 CHECKS += [(check_own_network, "own_network"), (check_page, "own_network"), (check_image_folder, "make_image_folder")]
 CHECKS += [(check, name) for name in ("autoencoder", "char_gpt") for check in (check_learning, check_torch_losses)]
-CHECKS += [(check_fashion_mnist, "fashion_mnist")]
+CHECKS += [(check_gan, "gan"), (check_fashion_mnist, "fashion_mnist")]
 CHECKS += [(check, "imagenet") for check in (check_imagenet, check_imagenet_features, check_imagenet_errors)]
 
 

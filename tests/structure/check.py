@@ -48,13 +48,13 @@ MAX_FILES = 30
 MAX_FUNCTION = 60  # lines
 # Parts of the tree -> most files and lines of all together. A commit that raises one says why.
 BUDGETS = {
-    ("lib",): (200, 26_700),
+    ("lib",): (201, 27_100),
     ("samplers",): (6, 405),
     ("dp",): (10, 1_660),
-    ("ddp",): (95, 15_700),
+    ("ddp",): (95, 15_850),
     ("torch",): (31, 3_750),
     PROGRAM: (81, 13_470),
-    ("examples",): (27, 2_790),
+    ("examples",): (28, 2_960),
 }
 
 # Vendor header -> files that may include it.

@@ -1,0 +1,188 @@
+// Values of a program's own in an elastic job, in a process that takes itself for a rank of one.
+#include <stdlib.h>
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "lib/base/recovery.h"
+#include "lib/elastic.h"
+#include "lib/error.h"
+#include "lib/nn/layers.h"
+#include "lib/tensor.h"
+#include "tests/support/catch2.h"
+
+using namespace duet;
+using duet_test::ContainsSubstring;
+
+namespace {
+
+/// Before the first use of Recovery, which asks then whether there is an elastic job.
+const int set = ::setenv(kElasticVariable, "of a test", 1);
+
+Recovery& recovery() { return Recovery::instance(); }
+
+/// What another rank gives that has these values.
+template <class... Values>
+std::vector<std::byte> state_with(const std::string& name, Values&... values) {
+  const std::array kept = {elastic::state(name, values)...};
+  return std::vector<std::byte>(recovery().state());
+}
+
+/// A parameter of a training.
+struct Weight final : Recoverable {
+  Weight() { join(); }
+  ~Weight() override { leave(); }
+  void stream(StateStream& state) override { state.value(value); }
+  int value = 1;
+};
+
+/// One value of type T, taken from a rank whose value is `given`.
+template <class T>
+T taken(T given, T own) {
+  const std::vector<std::byte> bytes = state_with("value", given);
+  const elastic::State kept = elastic::state("value", own);
+  recovery().take_state(bytes);
+  return own;
+}
+
+}  // namespace
+
+TEST_CASE("a process that joins gets values, lists of any length, tensors and modules") {
+  CHECK(taken(7, 1) == 7);
+  CHECK(taken(std::array{1.5, 2.5}, {}) == std::array{1.5, 2.5});
+  CHECK(taken(std::vector<float>{1, 2, 3}, {}) == std::vector<float>{1, 2, 3});
+  CHECK(taken(std::vector<std::int64_t>{}, {4, 5}).empty());
+  CHECK(taken<std::string>("a text", "") == "a text");
+
+  Tensor other = from_values<float>({2}, {3, 4}), own = zeros({2});
+  const std::span<float> elements = own.span<float>();
+  const std::vector<std::byte> of_tensor = state_with("tensor", other);
+  {
+    const elastic::State kept = elastic::state("tensor", own);
+    recovery().take_state(of_tensor);
+  }
+  CHECK(elements[1] == 4);
+
+  nn::BatchNorm2d trained(2), average(2);
+  trained.parameters().values().span<float>()[0] = 5;
+  trained.state_dict().back().tensor.span<std::int64_t>()[0] = 9;
+  const std::vector<std::byte> of_module = state_with("average", trained);
+  const elastic::State kept = elastic::state("average", average);
+  recovery().take_state(of_module);
+  CHECK(average.parameters().values().span<float>()[0] == 5);
+  CHECK(average.state_dict().back().tensor.span<std::int64_t>()[0] == 9);
+}
+
+TEST_CASE("values under other names or of other sizes are errors that say which") {
+  std::int32_t small = 1;
+  std::int64_t large = 1;
+  Tensor two = zeros({2}), three = zeros({3});
+  const std::vector<std::byte> of_small = state_with("best", small), of_two = state_with("mean", two);
+  const auto take = [](const std::vector<std::byte>& bytes, const std::string& name, auto& own) {
+    const elastic::State kept = elastic::state(name, own);
+    recovery().take_state(bytes);
+  };
+  CHECK_THROWS_WITH(take(of_small, "worst", small),
+                    ContainsSubstring("the state of another rank has the value 'best', expected 'worst'"));
+  CHECK_THROWS_WITH(take(of_small, "best", large),
+                    ContainsSubstring("the state 'best' of another rank has 1 values of 4 bytes, expected 1 of 8"));
+  CHECK_THROWS_WITH(take(of_two, "mean", three),
+                    ContainsSubstring("the state 'mean' of another rank has 2 values of 4 bytes, expected 3 of 4"));
+
+  const elastic::State kept = elastic::state("best", small);
+  CHECK_THROWS_WITH(elastic::state("best", large),
+                    ContainsSubstring("two states of an elastic job have the name 'best'"));
+}
+
+TEST_CASE("values are as they were when a void step began, and stay as they are between passes") {
+  int recovers = 0;
+  recovery().set_group({.complete = [](std::int64_t) {},
+                        .recover =
+                            [&] {
+                              recovery().restore();
+                              ++recovers;
+                            },
+                        .is_left = [] { return false; }});
+  int steps = 0;
+  std::vector<float> losses;
+  elastic::State kept_steps = elastic::state("steps", steps), kept_losses = elastic::state("losses", losses);
+  const auto step = [&](bool is_lost) {
+    recovery().begin_batch({});
+    if (is_lost) recovery().set_void();
+    recovery().recover_if_void();
+    if (!recovery().is_void()) recovery().complete_step();
+    ++steps;
+    losses.push_back(static_cast<float>(steps));
+  };
+  step(false);
+  step(true);
+  CHECK(recovers == 1);
+  step(false);
+  recovery().end_pass();
+  CHECK(steps == 2);
+  CHECK(losses == std::vector<float>{1, 2});
+  CHECK_THROWS_WITH(elastic::state("late", recovers),
+                    ContainsSubstring("the state 'late' is made after a step or unit of an elastic job"));
+
+  bool loses = true;
+  elastic::unit([&] {
+    ++steps;
+    if (loses) recovery().set_void();
+    loses = false;
+  });
+  CHECK(recovers == 2);
+  CHECK(steps == 3);
+
+  // What another rank has completed counts here, and not what this one does in the step.
+  recovery().begin_batch({});
+  recovery().complete_step();
+  steps = 40;
+  recovery().end_pass();
+  const std::vector<std::byte> state = recovery().state();
+  recovery().begin_batch({});
+  recovery().set_void();
+  recovery().recover_if_void();
+  recovery().take_state(state);
+  steps = 50;
+  recovery().end_pass();
+  CHECK(steps == 40);
+  recovery().begin_batch({});
+  recovery().complete_step();
+
+  recovery().end_pass();
+  ++steps;
+  CHECK_THROWS_WITH(recovery().begin_batch({}),
+                    ContainsSubstring("the state 'steps' has changed outside of steps and units of an elastic job"));
+  kept_steps = kept_losses = nullptr;
+  recovery().end_pass();
+
+  // With undo a step has several updates, and ends with the next batch.
+  Weight weight;
+  recovery().allow_undo();
+  recovery().begin_batch({});
+  const std::int64_t before = recovery().steps();
+  const auto update = [&] {
+    weight.value *= 2;
+    recovery().complete_step();
+  };
+  update();
+  update();
+  CHECK(recovery().steps() == before);
+  recovery().begin_batch({});
+  CHECK(recovery().steps() == before + 1);
+  CHECK(weight.value == 4);
+  update();
+  recovery().set_void();
+  recovery().recover_if_void();
+  CHECK(weight.value == 4);
+  recovery().begin_batch({});
+  update();
+  recovery().end_pass();
+  CHECK(recovery().steps() == before + 2);
+  CHECK(weight.value == 8);
+  recovery().reset_group();
+}
