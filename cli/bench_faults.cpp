@@ -3,8 +3,7 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
-#include <memory>
-#include <optional>
+#include <exception>
 #include <sstream>
 #include <string>
 #include <vector>

@@ -38,6 +38,8 @@ void add_faults(CLI::App& app, FaultOptions& options) {
 }
 
 void check(const FaultOptions& options) {
+  require<UsageError>(options.devices >= 2, "--devices is ", options.devices,
+                      ", expected 2 or more: the others go on, or wait, when one is killed");
   require<UsageError>(options.batch >= options.devices, "--batch is ", options.batch, ", smaller than the ",
                       options.devices, " ranks that share it");
   require<UsageError>(options.kills < options.steps, "--kills is ", options.kills, ", but of ", options.steps,
