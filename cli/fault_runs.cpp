@@ -59,6 +59,7 @@ void add_progress(Chart& chart, const FaultRun& run) {
   constexpr std::size_t kPoints = 200;
   const std::size_t count = run.progress_s.size(), stride = count / kPoints + 1;
   ChartSeries& line = chart.series_of(run.mode, run.colour, "line");
+  line.add(0, 0, run.mode + ": starts");
   const auto breaks = [&](std::size_t from) {  // between this point and the next
     return run.progress_step[from + 1] != run.progress_step[from] + 1 ||
            std::any_of(run.kills_s.begin(), run.kills_s.end(),
@@ -75,7 +76,7 @@ Chart progress_chart(const FaultResults& results) {
               .title = "Steps that are complete, over seconds",
               .unit = "step",
               .caption =
-                  "From the start of the program. A line falls where a job starts again from its checkpoint. Of "
+                  "From the start of the program on. A line falls where a job starts again from its checkpoint. Of "
                   "several rounds, the first."};
   for (const FaultRun& run : results.runs)
     if (run.ok) add_progress(chart, run);
