@@ -34,7 +34,7 @@ bool follows(const FaultEvent& event, const FaultEvent& kill) {
 }
 
 const FaultRun& undisturbed_before(const FaultResults& results, std::size_t at) {
-  while (at > 0 && results.runs[at].kills > 0) --at;
+  while (at > 0 && !results.runs[at].mode.ends_with("undisturbed")) --at;
   return results.runs[at];
 }
 
@@ -146,10 +146,14 @@ std::vector<std::vector<std::string>> fault_table(const FaultResults& results) {
 
 std::string fault_verdict(const FaultResults& results) {
   std::vector<std::string> costs;
-  for (const FaultRun& run : results.runs)
-    if (run.slowdown)
-      costs.push_back(concat(run.mode, costs.empty() ? " takes " : " ", times(*run.slowdown), " times",
-                             costs.empty() ? " as long as undisturbed" : ""));
+  const FaultRun* last = nullptr;  // to which the one before was compared
+  for (std::size_t i = 0; i < results.runs.size(); ++i) {
+    const FaultRun &run = results.runs[i], &other = undisturbed_before(results, i);
+    if (!run.slowdown) continue;
+    const bool again = std::exchange(last, &other) == &other;
+    costs.push_back(concat(run.mode, again ? " " : " takes ", times(*run.slowdown), " times",
+                           again ? "" : " as long as " + other.mode));
+  }
   const std::size_t kills = results.kills.size();
   const std::string what = concat(kills, kills == 1 ? " kill in " : " kills in ", results.settings.steps, " steps");
   return costs.empty() ? what : concat(what, ": ", listed(costs), ".");

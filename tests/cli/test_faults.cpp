@@ -149,6 +149,18 @@ TEST_CASE("the table, the sentence, the files and the picture say what each way 
   if (!page_file("chart.js").empty())
     CHECK_THAT(to_html(results, "duet bench faults"), ContainsSubstring("elastic: rank 1 is killed in step 4") &&
                                                           ContainsSubstring("restarts: step 3 complete"));
+  results.runs[1] = {.mode = "elastic", .ok = false, .error = "lost"};
+  results.runs.push_back(results.runs[0]);
+  results.runs.push_back(results.runs[2]);
+  results.runs[3].mode = "torch undisturbed";
+  results.runs[4].mode = "torch restarts";
+  compare_with_undisturbed(results);
+  CHECK(
+      fault_verdict(results) ==
+      "1 kill in 5 steps: restarts takes 2.00 times as long as undisturbed and torch restarts takes 2.00 times as long "
+      "as torch undisturbed.");
+  CHECK_FALSE(all_survive(results));
+  results = made_up();
   results.runs[2].ok = false;
   results.runs[2].error = "no \"rank\"";
   CHECK(fault_table(results)[3] == Row{"restarts", "no \"rank\""});
