@@ -1,7 +1,5 @@
 // The options of duet bench faults.
 #include <CLI/CLI.hpp>
-#include <cstdint>
-#include <limits>
 
 #include "cli/options/command_line.h"
 #include "cli/system/files.h"
@@ -19,7 +17,7 @@ void add_faults(CLI::App& app, FaultOptions& options) {
          "forward and backward")
       ->check(in_range(1, 1e4));
   app.add_option("--seed", options.seed, "seed of the kills, the same in each training, and of the training")
-      ->check(in_range(0, std::numeric_limits<std::uint32_t>::max()));
+      ->check(in_range(0, 999'999));
   app.add_option("--checkpoint-every", options.checkpoint_every,
                  "steps from one checkpoint to the next, of trainings that start again from the newest")
       ->check(in_range(1, 1e9));

@@ -183,5 +183,5 @@ TEST_CASE("the options of bench faults") {
   CHECK_THAT(complaint({"--devices", "1"}), ContainsSubstring("--devices is 1, expected 2 or more"));
   CHECK(complaint({"--out", ""}) == "--out: empty name of a folder");
   CHECK_THAT(complaint({"--kils", "1"}), ContainsSubstring("did you mean --kills?"));
-  CHECK_THAT(complaint({"--seed", "-1"}), ContainsSubstring("--seed is -1, expected 0 to 4294967295"));
+  CHECK_THAT(complaint({"--seed", "-1"}), ContainsSubstring("--seed is -1, expected 0 to 999999"));
 }
