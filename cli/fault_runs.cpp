@@ -18,19 +18,13 @@ namespace {
 
 double seconds_since(std::int64_t begin_ns, std::int64_t ns) { return static_cast<double>(ns - begin_ns) / 1e9; }
 
-/// The first rank's completion of each step, in each attempt.
+/// The first rank's completion of each step, in each attempt. Another rank's may come when the first is dead already.
 std::vector<FaultEvent> first_completions(const std::vector<FaultEvent>& events) {
   std::set<std::pair<std::int64_t, std::int64_t>> seen;
   std::vector<FaultEvent> first;
   for (const FaultEvent& event : events)
     if (!event.killed && seen.emplace(event.attempt, event.step).second) first.push_back(event);
   return first;
-}
-
-/// Whether `event` can only have come after the recovery from the kill: what other ranks complete of earlier steps,
-/// they had computed before.
-bool follows(const FaultEvent& event, const FaultEvent& kill) {
-  return event.attempt > kill.attempt || (event.attempt == kill.attempt && event.step >= kill.step);
 }
 
 const FaultRun& undisturbed_before(const FaultResults& results, std::size_t at) {
@@ -98,8 +92,8 @@ void add_round(FaultRun& run, const std::vector<FaultEvent>& events, std::int64_
   std::int64_t lost = 0, kills = 0;
   for (const FaultEvent& kill : events) {
     if (!kill.killed) continue;
-    const auto next = std::find_if(completed.begin(), completed.end(),
-                                   [&](const FaultEvent& event) { return event.ns > kill.ns && follows(event, kill); });
+    const auto next =
+        std::find_if(completed.begin(), completed.end(), [&](const FaultEvent& event) { return event.ns > kill.ns; });
     require<DataError>(next != completed.end(), "no step was complete after the kill in step ", kill.step);
     run.recovery_s.push_back(seconds_since(kill.ns, next->ns));
     lost += kill.step - next->step + 1;
