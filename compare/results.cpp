@@ -47,6 +47,8 @@ void fields(auto& io, Machine& machine) {
   io("caches", machine.caches, {.later = true});
 }
 
+template void fields(JsonWriter&, Machine&);
+
 void fields(auto& io, Settings& of) {
   Training& settings = of.results.settings;
   constexpr auto kIsPrecision = [](const std::string& text) {
@@ -102,15 +104,6 @@ std::string to_json(const Results& results) {
 }
 
 namespace {
-
-std::string csv_text(const Json& value) {
-  if (value.is_string()) return value.get<std::string>();
-  if (value.is_number_float()) return shortest(value.get<double>());
-  if (!value.is_array()) return value.is_null() ? "" : value.dump();
-  std::string list;
-  for (const Json& item : value) list += (list.empty() ? "" : " ") + csv_text(item);
-  return list;
-}
 
 /// The values of a run, or the names of their columns.
 std::string csv_line(const Run& run, bool names) {

@@ -37,7 +37,25 @@ void read_answer(const std::string& answer, const Read& read) {
   }
 }
 
+/// Why a run of that Python fails; empty where it does not. Throws Interrupted.
+std::string why_fails(const std::string& python, const std::vector<std::string>& arguments, const std::string& log) {
+  ChildEnd end = run_program(python, arguments, log);
+  if (end.signal != 0) throw Interrupted{end.signal};
+  return end.reason;
+}
+
 }  // namespace
+
+std::string write_torch_peer(const std::string& python, const std::string& modules, const std::string& folder) {
+  const std::string log = folder + "/torch.log", imports = "import " + modules;
+  const std::string why = why_fails(python, {"-c", imports + "; print('\\nPyTorch', torch.__version__)"}, log);
+  require<UsageError>(why.empty(), "--vs-torch ", python, ": ", why);
+  require<UsageError>(read_file(log).find("\nPyTorch ") != std::string::npos, "--vs-torch ", python,
+                      ": ended without running \"", imports, "\", expected a Python with PyTorch");
+  std::string script = folder + "/torch_peer.py";
+  write_atomically(script, std::string(kScript));
+  return script;
+}
 
 TorchPeers::TorchPeers(const CompareOptions& options, std::string folder)
     : options_(options),
@@ -47,23 +65,13 @@ TorchPeers::TorchPeers(const CompareOptions& options, std::string folder)
       classes_(options.classes > 0 ? options.classes : classes_of_data(options)),
       no_libtorch_(kWhyNoTorch) {
   const std::string log = folder_ + "/torch.log", &python = options.vs_torch;
-  const auto run = [&](const std::vector<std::string>& arguments) {
-    ChildEnd end = run_program(python, arguments, log);
-    if (end.signal != 0) throw Interrupted{end.signal};
-    return end.reason;
-  };
-  const std::string imports = options.model == "simple_cnn" ? "import torch" : "import torch, torchvision";
-  const std::string why = run({"-c", imports + "; print('\\nPyTorch', torch.__version__)"});
-  require<UsageError>(why.empty(), "--vs-torch ", python, ": ", why);
-  require<UsageError>(read_file(log).find("\nPyTorch ") != std::string::npos, "--vs-torch ", python,
-                      ": ended without running \"", imports, "\", expected a Python with PyTorch");
-  write_atomically(folder_ + "/torch_peer.py", std::string(kScript));
-  no_package_ = run({"-c", "import duet_torch"});
+  script_ = write_torch_peer(python, options.model == "simple_cnn" ? "torch" : "torch, torchvision", folder_);
+  no_package_ = why_fails(python, {"-c", "import duet_torch"}, log);
   if (!no_libtorch_.empty()) return;
   const int most = std::max(usable_cores(), *std::max_element(options.devices.begin(), options.devices.end()));
   std::vector<std::string> arguments = script_arguments(options.batch * (options.scaling == "weak" ? most : 1));
   arguments.push_back("--export=" + network_);
-  no_script_ = run(arguments);
+  no_script_ = why_fails(python, arguments, log);
 }
 
 std::vector<Cell> TorchPeers::cells(const std::vector<Cell>& rows) {
@@ -127,7 +135,7 @@ std::vector<std::string> TorchPeers::notes() const {
 }
 
 std::vector<std::string> TorchPeers::script_arguments(std::int64_t batch) const {
-  return {folder_ + "/torch_peer.py",
+  return {script_,
           "--device=cpu",
           concat("--batch=", batch),
           concat("--model=", options_.model),

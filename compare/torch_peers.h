@@ -11,10 +11,14 @@
 
 namespace duet::cli {
 
+/// Puts tools/torch_peer.py, of which this program carries a copy, into `folder`, and returns its path. Throws
+/// UsageError that says why `python` cannot import these modules, torch among them; and Interrupted.
+std::string write_torch_peer(const std::string& python, const std::string& modules, const std::string& folder);
+
 /// Cells of "torch", "torch tuned" (channels_last, and a malloc that keeps memory), "torch ddp", "torch ddp tuned",
-/// "torch ddp over duet" (the package duet_torch as torch.distributed's backend), run by tools/torch_peer.py, of which
-/// this program carries a copy; and of "LibTorch", "LibTorch + duet" (duet's wrapper for its modules), "LibTorch
-/// averaged" (an all_reduce for each parameter), run by `duet train --libtorch`.
+/// "torch ddp over duet" (the package duet_torch as torch.distributed's backend), run by tools/torch_peer.py; and of
+/// "LibTorch", "LibTorch + duet" (duet's wrapper for its modules), "LibTorch averaged" (an all_reduce for each
+/// parameter), run by `duet train --libtorch`.
 class TorchPeers {
  public:
   /// Finds out what --vs-torch can run. Files go to `folder`. Throws UsageError that says why it cannot import torch,
@@ -33,7 +37,7 @@ class TorchPeers {
   std::vector<std::string> script_arguments(std::int64_t batch) const;
 
   const CompareOptions& options_;
-  std::string folder_, network_;
+  std::string folder_, script_, network_;
   std::int64_t image_size_, classes_;
   std::string no_package_, no_libtorch_, no_script_;  // why
   std::string version_, libtorch_version_;

@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "cli/system/display.h"
 #include "lib/error.h"
 
 namespace duet::cli {
@@ -193,6 +194,16 @@ class JsonReader {
 /// On one line, without its end; and on several.
 inline std::string line_of(const Json& json) { return json.dump(-1, ' ', false, Json::error_handler_t::replace); }
 inline std::string text_of(const Json& json) { return json.dump(1, ' ', false, Json::error_handler_t::replace) + "\n"; }
+
+/// A field in a line of CSV; the items of a list are joined by blanks.
+inline std::string csv_text(const Json& value) {
+  if (value.is_string()) return value.get<std::string>();
+  if (value.is_number_float()) return shortest(value.get<double>());
+  if (!value.is_array()) return value.is_null() ? "" : value.dump();
+  std::string list;
+  for (const Json& item : value) list += (list.empty() ? "" : " ") + csv_text(item);
+  return list;
+}
 
 /// Parses what another process of duet has measured; `what` names it in errors.
 template <class T>
