@@ -37,7 +37,7 @@ using namespace duet;
 namespace {
 
 constexpr std::int64_t kBatch = 128, kTestBatch = 500, kSide = 28;
-constexpr std::uint32_t kShift = 2;  // pixels, in each direction
+constexpr std::uint32_t kShift = 1;  // pixels, in each direction
 constexpr std::int64_t kSteps = 50;  // from one printed loss, and checkpoint, to the next
 constexpr std::uint64_t kSeed = 1;
 constexpr const char* kArch = "ResNet-18";
