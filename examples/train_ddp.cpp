@@ -45,16 +45,16 @@ float mean_loss(nn::Module& model, const data::Dataset& images_and_labels) {
 void train(const data::Mnist& mnist) {
   nn::SimpleCNN model(kSeed);
   const auto group = ddp::init_process_group();
+  const int rank = group->rank(), world_size = group->size();
   ddp::DistributedDataParallel net(model, *group);
 
   optim::SGD opt(model, {.lr = 0.05f, .momentum = 0.5f});
   // All ranks walk the same global batches of 128 images, and each reads its own rows of them.
   auto order = std::make_unique<samplers::RandomSampler>(mnist.train.size(), kSeed);
-  const samplers::BlockedOptions batches{.global_batch = 128, .world_size = group->size(), .rank = group->rank()};
+  const samplers::BlockedOptions batches{.global_batch = 128, .world_size = world_size, .rank = rank};
   data::Loader loader(mnist.train, std::make_unique<samplers::BlockedBatches>(std::move(order), batches));
 
-  const auto is_first = [&] { return group->rank() == 0; };  // asked again: an elastic job may number its ranks anew
-  if (is_first()) std::printf("data: %s\n", mnist.origin.c_str());
+  if (rank == 0) std::printf("data: %s\n", mnist.origin.c_str());
   for (int epoch = 0; epoch < 2; ++epoch) {
     for (auto& [images, labels] : loader) {
       opt.zero_grad();
@@ -62,10 +62,10 @@ void train(const data::Mnist& mnist) {
       loss.backward();
       opt.step();
     }
-    if (is_first()) std::printf("epoch %d: test loss %.4f\n", epoch, static_cast<double>(mean_loss(model, mnist.test)));
+    if (rank == 0) std::printf("epoch %d: test loss %.4f\n", epoch, static_cast<double>(mean_loss(model, mnist.test)));
   }
   const std::span<const float> values = model.parameters().values().span<float>();
-  if (is_first()) std::printf("parameters: sha256 %s\n", sha256_hex(std::as_bytes(values)).c_str());
+  if (rank == 0) std::printf("parameters: sha256 %s\n", sha256_hex(std::as_bytes(values)).c_str());
 }
 
 }  // namespace

@@ -466,6 +466,8 @@ constexpr int kMaxRanks = 1024;
 constexpr Milliseconds kReaderPatience{10'000}, kReaderPatienceInterrupted{1000}, kTold{500};
 
 void check(const LaunchOptions& options) {
+  require<UsageError>(options.ranks >= 1 && options.ranks <= kMaxRanks, "a job has 1 to 1024 ranks, got ",
+                      options.ranks);
   require<UsageError>(0 <= options.min_ranks && options.min_ranks <= options.ranks, "a job of ", options.ranks,
                       " ranks goes on with 1 to ", options.ranks, " of them at least, got ", options.min_ranks);
   require<UsageError>(0 <= options.spares && options.ranks + options.spares <= kMaxRanks, "a job of ", options.ranks,
@@ -479,8 +481,6 @@ void check(const LaunchOptions& options) {
                       options.max_failures);
   require<UsageError>(options.replace_timeout.count() > 0 && options.replace_timeout <= std::chrono::hours(240),
                       "a lost rank is replaced within 1 ms to 240 hours, got ", options.replace_timeout.count(), " ms");
-  require<UsageError>(options.ranks >= 1 && options.ranks <= kMaxRanks, "a job has 1 to 1024 ranks, got ",
-                      options.ranks);
   require<UsageError>(!options.command.empty() && !options.command[0].empty(), "there is no program to launch");
   require<UsageError>(options.master_port >= 0 && options.master_port <= 65535,
                       "port must have value from 0 to 65535 but was ", options.master_port);
