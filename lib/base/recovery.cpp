@@ -93,11 +93,9 @@ void Recovery::recover_if_void() {
 
 void Recovery::recover_if_left() {
   finish_step();
-  if (on_ && completed_ && !void_ && group_.is_left()) {
-    copy_states();  // so that nothing goes further back than the last step
-    void_ = true;
-  }
-  recover_if_void();
+  if (!on_ || void_ || !completed_ || !group_.is_left()) return recover_if_void();
+  ++recoveries_;
+  group_.recover();
 }
 
 void Recovery::begin_forward() {

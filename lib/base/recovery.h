@@ -145,7 +145,8 @@ class Recovery {
   void set_void() { void_ = true; }
   /// Brings this rank to the last step that is complete on any: at the end of a backward, and before the next batch.
   void recover_if_void();
-  /// Between two steps: also where another rank has joined.
+  /// Also where another rank has joined: before a batch or a unit that follows. Not behind the last batch of a pass:
+  /// what the program does there, such as a schedule's step, is in the state of ranks that have gone on only.
   void recover_if_left();
   bool places_change() const { return on_ && group_.places_change; }
   bool ranks_change() const { return on_ && group_.ranks_change; }

@@ -157,7 +157,7 @@ Loader::Iterator Loader::begin() {
                       step_, " of ", steps_, ", whose batches it would take: use a loader for each, or set_position()");
   prefetcher_.reset();  // its threads read the sampler
   if (shared_ && Recovery::instance().on()) {
-    has_recovered();
+    has_recovered(true);
     Recovery::instance().require_no_redo();
     Recovery::instance().end_pass();  // one that was left
   }
@@ -180,10 +180,12 @@ void Loader::start_workers() {
                                              [this](std::int64_t step) { return make(step); });
 }
 
-/// Whether the rank has recovered since this loader last asked: each loader of a step goes back then.
-bool Loader::has_recovered() {
-  Recovery::instance().recover_if_left();
-  const std::int64_t before = std::exchange(recoveries_, Recovery::instance().recoveries());
+/// Whether the rank has recovered since this loader last asked: each loader of a step goes back then. `is_followed`: by
+/// another batch of the pass.
+bool Loader::has_recovered(bool is_followed) {
+  Recovery& recovery = Recovery::instance();
+  is_followed ? recovery.recover_if_left() : recovery.recover_if_void();
+  const std::int64_t before = std::exchange(recoveries_, recovery.recoveries());
   return before != recoveries_;
 }
 
@@ -210,7 +212,7 @@ void Loader::regroup() {
 }
 
 void Loader::advance(std::int64_t steps) {
-  if (shared_ && has_recovered()) {
+  if (shared_ && has_recovered(step_ + steps < steps_)) {
     go_to_mark();
     start_workers();
     return produce();

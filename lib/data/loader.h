@@ -160,7 +160,7 @@ class Loader : private Recoverable {
   void complete_step() override;
   void stream(StateStream& state) override;
   void regroup() override;
-  bool has_recovered();
+  bool has_recovered(bool is_followed);
   void go_to_mark();
   void start_workers();
   Batch blank(std::int64_t rows, Rows stamp) const;
