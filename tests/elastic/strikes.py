@@ -260,7 +260,7 @@ class Strikes:
             network, ranks = draw.choice(NETWORKS + tuple(TRAINED) + OWN), draw.choice((2, 3, 4))
             delay = f"all_reduce:*:{draw.choice((0, 1000, 4000))}"
             least = draw.randrange(ranks) if network in ANY_NUMBER else 0
-            spares = draw.choice((0, 0, 1, 2))
+            spares = draw.choice((0, 0, 1, 2)) if network not in OWN[1:] else 0
             done = []
 
             def strike(job):
