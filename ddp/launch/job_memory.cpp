@@ -44,8 +44,10 @@ struct JobMemory::Layout {
   using Absent = std::array<std::atomic<std::uint64_t>, kMostRanks / 64>;  // a bit for each rank
   std::atomic<std::uint32_t> changes;                                      // a futex: counts changes of what follows
   std::atomic<std::uint32_t> ranks, least_ranks, spares;
-  std::atomic<std::uint32_t> state;      // 2 * generation, + 1 once the job has ended
-  std::atomic<std::uint32_t> planned;    // the generation with the newest plan, + 1; 0: none
+  std::atomic<std::uint32_t> state;    // 2 * generation, + 1 once the job has ended
+  std::atomic<std::uint32_t> planned;  // the generation with the newest plan, + 1; 0: none
+  using Order = std::array<std::atomic<std::uint16_t>, kMostRanks>;  // by process; members are numbered in this order
+  std::array<Order, 2> orders;                                       // by generation, as the next
   std::array<Absent, 2> absent;          // by generation: the launcher writes that of the next one before it begins
   std::array<Plan, 64> plans;            // by generation: a rank that is slow to write an old one spoils no new one
   std::atomic<std::uint32_t> lost;       // how many ranks were lost
@@ -61,6 +63,9 @@ struct JobMemory::Layout {
   LossLine& loss(std::uint32_t number) { return losses[number % losses.size()]; }
   std::atomic<std::uint64_t>& absent_word(std::uint32_t generation, int rank) {
     return absent[generation % 2][static_cast<std::size_t>(rank) / 64];
+  }
+  std::atomic<std::uint16_t>& order(std::uint32_t generation, int rank) {
+    return orders[generation % 2][static_cast<std::size_t>(rank)];
   }
   bool is_member(std::uint32_t generation, int rank) {
     return (absent_word(generation, rank).load() >> rank % 64 & 1) == 0;
@@ -162,6 +167,7 @@ JobArbiter::JobArbiter(JobMemory& memory, const Sizes& sizes)
     memory_.absent_word(0, spare).fetch_or(std::uint64_t{1} << spare % 64);
     memory_.of(spare).committed.store(JobMemory::kNoState);
   }
+  for (int rank = 0; rank < processes_; ++rank) memory_.order(0, rank).store(static_cast<std::uint16_t>(rank));
   memory_.planned.store(1);
 }
 
@@ -213,12 +219,18 @@ bool JobArbiter::admit(int rank) {
   return true;
 }
 
-/// One in which all ranks are members that were it, but for the two; -1: none. False: the job has ended.
+/// One in which all ranks are members that were it, but for the two, of which one gets the other's place; -1: none.
+/// False: the job has ended.
 bool JobArbiter::begin_generation(int leaves, int joins) {
   std::uint32_t state = memory_.state.load();
   const std::uint32_t next = state / 2 + 1;
   for (std::size_t word = 0; word < memory_.absent[0].size(); ++word)
     memory_.absent[next % 2][word].store(memory_.absent[(next + 1) % 2][word].load());
+  for (int rank = 0; rank < processes_; ++rank) memory_.order(next, rank).store(memory_.order(next + 1, rank).load());
+  if (leaves >= 0 && joins >= 0) {
+    memory_.order(next, joins).store(memory_.order(next + 1, leaves).load());
+    memory_.order(next, leaves).store(memory_.order(next + 1, joins).load());
+  }
   if (leaves >= 0) memory_.absent_word(next, leaves).fetch_or(std::uint64_t{1} << leaves % 64);
   if (joins >= 0) memory_.absent_word(next, joins).fetch_and(~(std::uint64_t{1} << joins % 64));
   do {
@@ -265,7 +277,7 @@ void JobMember::note_recovery(std::int64_t step) {
   const std::uint32_t count = memory_.lost.load();
   for (std::uint32_t number = JobMemory::Layout::oldest(count); number < count; ++number) {
     JobMemory::Layout::LossLine& loss = memory_.loss(number);
-    const bool replaced = std::binary_search(members_.begin(), members_.end(), loss.rank.load());
+    const bool replaced = is_among_members(loss.rank.load());
     if ((replaced && loss.rank.load() != rank_) || loss.recovered_ns.load() != 0) continue;
     loss.step.store(step);
     loss.recovered_ns.store(now);
@@ -273,8 +285,10 @@ void JobMember::note_recovery(std::int64_t step) {
 }
 
 int JobMember::place_of(int rank) const {
-  return static_cast<int>(std::lower_bound(members_.begin(), members_.end(), rank) - members_.begin());
+  return static_cast<int>(std::ranges::find(members_, rank) - members_.begin());
 }
+
+bool JobMember::is_among_members(int rank) const { return std::ranges::find(members_, rank) != members_.end(); }
 
 std::uint32_t JobMember::arrive() {
   const std::uint32_t generation = await_membership();
@@ -290,11 +304,14 @@ std::uint32_t JobMember::arrive() {
 std::uint32_t JobMember::await_membership() {
   for (;;) {
     const std::uint32_t changes = memory_.changes.load(), generation = memory_.generation();
-    members_.clear();
+    std::vector<std::pair<int, int>> places;
     for (int rank = 0; rank < processes_; ++rank)
-      if (memory_.is_member(generation, rank)) members_.push_back(rank);
+      if (memory_.is_member(generation, rank)) places.emplace_back(memory_.order(generation, rank).load(), rank);
+    std::ranges::sort(places);
+    members_.clear();
+    for (const auto& [place, rank] : places) members_.push_back(rank);
     if (is_behind(generation)) continue;
-    if (std::binary_search(members_.begin(), members_.end(), rank_)) return generation;
+    if (is_among_members(rank_)) return generation;
     if (memory_.of(rank_).applies.exchange(1) == 0) memory_.change();
     futex_wait(memory_.changes, changes, kMissedWake);
   }
@@ -329,8 +346,7 @@ std::optional<RecoveryPlan> JobMember::await_plan(std::uint32_t generation) {
     require<CommError>(planned <= generation + 1, "the memory of the elastic job has a plan for generation ",
                        planned - 1, " in generation ", generation);
     if (planned == generation + 1) {
-      require<CommError>(0 <= plan.commits && plan.commits <= kMostCommits &&
-                             std::binary_search(members_.begin(), members_.end(), plan.source),
+      require<CommError>(0 <= plan.commits && plan.commits <= kMostCommits && is_among_members(plan.source),
                          "the memory of the elastic job has a plan to go on after commit ", plan.commits,
                          ", whose state rank ", plan.source, " has, no member of the generation");
       return plan;

@@ -118,8 +118,8 @@ class JobMember {
   void commit(std::int64_t commits);
   /// Leaves the group of the last generation; returns the newest one, once this rank is a member of it.
   std::uint32_t arrive();
-  /// The ranks of the generation for which this one has arrived, ascending; of all before. Their order is that of their
-  /// numbers in the group.
+  /// The ranks of the generation for which this one has arrived; of all before. Their order is that of their numbers in
+  /// the group, in which a spare process has the place of the one that it replaces.
   const std::vector<int>& members() const { return members_; }
   int place_of(int rank) const;
   int rank() const { return rank_; }
@@ -133,6 +133,7 @@ class JobMember {
  private:
   void publish_plan(std::uint32_t generation);
   void note_recovery(std::int64_t step);
+  bool is_among_members(int rank) const;
   std::uint32_t await_membership();
   JobMemory::Layout& memory_;
   int rank_, processes_;

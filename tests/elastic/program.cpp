@@ -199,7 +199,7 @@ void train(const std::string& name) {
     schedule.step();
     ++epochs;
   }
-  if (group->rank() == 0) print_hash(model->state_dict(), opt, net.steps());
+  print_hash(model->state_dict(), opt, net.steps());
 }
 
 constexpr std::array kOwnBatches = {"own_batches", "own_repeated", "whole_batches", "no_step"};

@@ -81,8 +81,8 @@ def sha256(text):
 def state_of(network, output, folder):
     """What must not depend on losses."""
     if network not in TRAINED:
-        lines = [line for line in output.splitlines() if "sha256" in line]
-        return lines[-1] if lines else "no hash"
+        lines = {line for line in output.splitlines() if "sha256" in line}  # of all ranks that are there
+        return " and ".join(sorted(lines)) or "no hash"
     try:
         with open(f"{folder}/result.json", encoding="ascii") as file:
             result = json.load(file)

@@ -112,8 +112,8 @@ TEST_CASE("a spare process that is ready takes the part of a lost rank, whose ne
   CHECK(job.losses.lose(1) == Loss::spared);
   waits.join();
   CHECK(arrived == 2);
-  CHECK(spare.members() == std::vector<int>{0, 2, 3});
-  CHECK(spare.place_of(3) == 2);
+  CHECK(spare.members() == std::vector<int>{0, 3, 2});  // it has the number of the lost rank
+  CHECK(spare.place_of(3) == 1);
   CHECK_FALSE(job.memory.is_member(1));
   for (const std::size_t rank : {0, 2}) CHECK(job.members[rank].arrive() == 2);
   REQUIRE(spare.await_plan(2));
