@@ -69,23 +69,23 @@ void draw(const Tensor& image, const Tensor& made) {
 }
 
 /// `net` is the model itself, or a wrapper around it.
-void train(nn::Module& model, nn::Module& net, int rank, int ranks, const data::Mnist& mnist) {
+void train(nn::Module& model, nn::Module& net, const ddp::ProcessGroup* group, const data::Mnist& mnist) {
   const data::ImageDataset seen = unnormalised(mnist.train), unseen = unnormalised(mnist.test);
-  data::Loader loader(seen, examples::shuffled(seen, kBatch, rank, ranks));
+  data::Loader loader(seen, examples::shuffled(seen, kBatch, group));
   optim::Adam opt(model, {.lr = 0.003f});
   std::int64_t step = 0;
-  if (rank == 0) std::printf("data: %s\n", mnist.origin.c_str());
+  if (examples::rank_of(group) == 0) std::printf("data: %s\n", mnist.origin.c_str());
   for (auto& [images, labels] : loader) {
     opt.zero_grad();
     const Variable loss = ops::binary_cross_entropy(net(images), images);
     loss.backward();
     opt.step();
-    if (rank == 0) examples::print_loss(step++, loader.steps(), loss);
+    if (examples::rank_of(group) == 0) examples::print_loss(step++, loader.steps(), loss);
   }
-  if (rank != 0) return;
+  if (examples::rank_of(group) != 0) return;
   const NoGrad no_grad;
   model.eval();
-  data::Loader all(unseen, examples::shuffled(unseen, unseen.size(), 0, 1));
+  data::Loader all(unseen, examples::shuffled(unseen, unseen.size()));
   const Tensor images = all.begin()->images;
   const Variable made = model(images);
   draw(images, ops::to_plain(made).value());
@@ -104,6 +104,6 @@ int main(int argc, char** argv) {
         data::load_mnist({.data = arguments.text(2), .train_images = steps * kBatch, .test_images = 100});
     return examples::run_in_mode(
         arguments, [] { return Autoencoder(); },
-        [&](nn::Module& model, nn::Module& net, int rank, int ranks) { train(model, net, rank, ranks, mnist); });
+        [&](nn::Module& model, nn::Module& net, const ddp::ProcessGroup* group) { train(model, net, group, mnist); });
   });
 }

@@ -147,8 +147,8 @@ std::string write_on(nn::Module& model, const Tensor& begin, const std::string& 
 }
 
 /// `net` is the model itself, or a wrapper around it.
-void train(nn::Module& model, nn::Module& net, int rank, int ranks, const Text& text) {
-  data::Loader loader(text, examples::shuffled(text, kBatch, rank, ranks));
+void train(nn::Module& model, nn::Module& net, const ddp::ProcessGroup* group, const Text& text) {
+  data::Loader loader(text, examples::shuffled(text, kBatch, group));
   optim::AdamW opt(model, {.lr = 0.01f});
   std::int64_t step = 0;
   for (auto& [samples, labels] : loader) {
@@ -156,9 +156,9 @@ void train(nn::Module& model, nn::Module& net, int rank, int ranks, const Text& 
     const Variable loss = ops::cross_entropy(net(characters(samples, 0)), characters(samples, 1));
     loss.backward();
     opt.step();
-    if (rank == 0) examples::print_loss(step++, loader.steps(), loss);
+    if (examples::rank_of(group) == 0) examples::print_loss(step++, loader.steps(), loss);
   }
-  if (rank != 0) return;
+  if (examples::rank_of(group) != 0) return;
   const Tensor sample = empty({1, kLength + 1});
   text.fetch(std::vector<std::int64_t>{0}, sample, {});
   std::printf("written: %s\n", write_on(model, characters(sample, 1), text.symbols).c_str());
@@ -175,6 +175,6 @@ int main(int argc, char** argv) {
     const Text text(file.empty() ? "LICENSE" : file, arguments.number(3, 500, 100'000) * kBatch);
     return examples::run_in_mode(
         arguments, [&] { return CharGpt(std::ssize(text.symbols)); },
-        [&](nn::Module& model, nn::Module& net, int rank, int ranks) { train(model, net, rank, ranks, text); });
+        [&](nn::Module& model, nn::Module& net, const ddp::ProcessGroup* group) { train(model, net, group, text); });
   });
 }

@@ -127,19 +127,19 @@ struct Options {
 };
 
 /// `net` is the model itself, or a wrapper around it.
-void train(nn::Module& model, nn::Module& net, int rank, int ranks, const Options& options) {
+void train(nn::Module& model, nn::Module& net, const ddp::ProcessGroup* group, const Options& options) {
   const Augmented seen(options.data.train);
-  data::Loader loader(seen, examples::shuffled(seen, kBatch, rank, ranks));
+  data::Loader loader(seen, examples::shuffled(seen, kBatch, group));
   const std::int64_t steps = options.epochs * loader.steps(), rising = (steps + 4) / 5;
   optim::SGD opt(model, {.lr = 0.1f, .momentum = 0.9f, .weight_decay = 5e-4f});
   const optim::LinearLR warm_up(opt, 0.1, 1, rising);
   const optim::CosineAnnealingLR cosine(opt, steps - rising + 1);
   optim::SequentialLR schedule(opt, {&warm_up, &cosine}, {rising});
 
-  if (rank == 0) std::printf("data: %s\n", options.data.origin.c_str());
-  const bool saves = rank == 0 && !options.folder.empty();
+  if (examples::rank_of(group) == 0) std::printf("data: %s\n", options.data.origin.c_str());
+  const auto saves = [&] { return examples::rank_of(group) == 0 && !options.folder.empty(); };
   std::optional<FolderLock> lock;  // no other run writes there meanwhile
-  if (saves) lock.emplace(prepare_checkpoint_folder(options.folder, INT64_MAX));
+  if (saves()) lock.emplace(prepare_checkpoint_folder(options.folder, INT64_MAX));
   if (!options.folder.empty() && holds_checkpoint(options.folder)) {
     LoadedCheckpoint loaded = load_checkpoint(options.folder, kArch, model.state_dict());
     opt.load_state(std::exchange(loaded.checkpoint.optimizer, {}));
@@ -161,7 +161,7 @@ void train(nn::Module& model, nn::Module& net, int rank, int ranks, const Option
       losses += static_cast<double>(loss.item()) * static_cast<double>(labels.count());
       rows += labels.count();
       all_rows += labels.stamp().global;
-      if (!saves || schedule.steps() % kSteps != 0) continue;
+      if (!saves() || schedule.steps() % kSteps != 0) continue;
       save_checkpoint(options.folder, {.position = loader.position(),
                                        .step = schedule.steps(),
                                        .arch = kArch,
@@ -170,13 +170,13 @@ void train(nn::Module& model, nn::Module& net, int rank, int ranks, const Option
     }
     const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - begin;
     const Result tested = test(model, options.data.test);  // on all ranks: none of them waits for another one's test
-    if (rank != 0) continue;
+    if (examples::rank_of(group) != 0) continue;
     std::printf("epoch %lld: %.1f images/s, loss %.4f, test loss %.4f, accuracy %.2f %%\n",
                 static_cast<long long>(epoch + 1), static_cast<double>(all_rows) / seconds.count(),
                 losses / static_cast<double>(std::max<std::int64_t>(rows, 1)), tested.loss, tested.accuracy);
     std::fflush(stdout);
   }
-  if (rank == 0) examples::print_digest(model);
+  if (examples::rank_of(group) == 0) examples::print_digest(model);
 }
 
 }  // namespace
@@ -195,6 +195,6 @@ int main(int argc, char** argv) {
                        "$DUET_DATA names its folder");
     return examples::run_in_mode(
         arguments, [&] { return Network(arguments.number(3, 64, 512)); },
-        [&](nn::Module& model, nn::Module& net, int rank, int ranks) { train(model, net, rank, ranks, options); });
+        [&](nn::Module& model, nn::Module& net, const ddp::ProcessGroup* group) { train(model, net, group, options); });
   });
 }

@@ -103,18 +103,17 @@ double score(nn::Module& generator, const Tensor& digits) {
   return sum / static_cast<double>(kImages * kPixels);
 }
 
-/// The two networks, alone or in wrappers. `barrier` waits for the other ranks.
+/// The two networks, alone or in wrappers.
 struct Networks {
   Generator& generator;
   Discriminator& discriminator;
   nn::Module &make, &judge;
 };
-template <class Barrier>
-void train(const Networks& net, int rank, int ranks, std::int64_t epochs, const Barrier& barrier) {
+void train(const Networks& net, ddp::ProcessGroup* group, std::int64_t epochs) {
   const data::ImageDataset drawn = data::draw_digits(1, kImages);
   const data::ImageDataset digits(drawn.images(), drawn.labels(), {.mean = 0.5, .deviation = 0.5});
-  data::Loader loader(digits, examples::shuffled(digits, kBatch, rank, ranks)),
-      whole(digits, examples::shuffled(digits, kImages, 0, 1));
+  data::Loader loader(digits, examples::shuffled(digits, kBatch, group)),
+      whole(digits, examples::shuffled(digits, kImages));
   const Tensor all = whole.begin()->images;
   optim::Adam opt_make(net.generator, {.lr = 0.004f, .beta1 = 0.5}),
       opt_judge(net.discriminator, {.lr = 0.004f, .beta1 = 0.5});
@@ -143,13 +142,13 @@ void train(const Networks& net, int rank, int ranks, std::int64_t epochs, const 
     }
     elastic::unit([&] {
       const double now = score(mean, all);
-      barrier();
+      if (group != nullptr) group->barrier().wait();
       ++progress.epochs_since;
       if (now < progress.best) progress = {.best = now, .epochs_since = 0};
-      if (rank == 0) std::printf("epoch %lld: score %.6f\n", static_cast<long long>(epoch), now);
+      if (examples::rank_of(group) == 0) std::printf("epoch %lld: score %.6f\n", static_cast<long long>(epoch), now);
     });
   }
-  if (rank != 0) return;
+  if (examples::rank_of(group) != 0) return;
   const std::span<const float> values = mean.parameters().values().span<float>();
   std::printf("best score %.6f, average: sha256 %s\n", progress.best, sha256_hex(std::as_bytes(values)).c_str());
 }
@@ -163,14 +162,13 @@ int run(const std::string& mode, int devices, std::int64_t epochs) {
           const auto group = ddp::init_process_group();
           const ddp::DistributedDataParallelOptions options{.undo = true};  // two updates for a batch
           ddp::DistributedDataParallel make(generator, *group, options), judge(discriminator, *group, options);
-          train({generator, discriminator, make, judge}, group->rank(), group->size(), epochs,
-                [&] { group->barrier().wait(); });
+          train({generator, discriminator, make, judge}, group.get(), epochs);
         },
         devices);
   require<UsageError>(mode.empty() || mode == "single", "got '", mode, "', expected single or ddp");
   Generator generator;
   Discriminator discriminator;
-  train({generator, discriminator, generator, discriminator}, 0, 1, epochs, [] {});
+  train({generator, discriminator, generator, discriminator}, nullptr, epochs);
   return 0;
 }
 

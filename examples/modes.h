@@ -25,8 +25,13 @@
 
 namespace examples {
 
-/// Calls train(model, net, rank, ranks) with the model that make() returns, and as `net` a wrapper around it, or in
-/// mode single itself. The first two arguments are mode and number of devices. Returns the exit status.
+/// Asked where they are needed, as an elastic job may give its ranks other numbers. Null: not distributed.
+inline int rank_of(const duet::ddp::ProcessGroup* group) { return group != nullptr ? group->rank() : 0; }
+inline int ranks_of(const duet::ddp::ProcessGroup* group) { return group != nullptr ? group->size() : 1; }
+
+/// Calls train(model, net, group) with the model that make() returns, and as `net` a wrapper around it, or in mode
+/// single itself; group is null outside of mode ddp. The first two arguments are mode and number of devices. Returns
+/// the exit status.
 template <class Make, class Train>
 int run_in_mode(const Arguments& arguments, const Make& make, const Train& train) {
   const std::string mode = arguments.text(0);
@@ -37,26 +42,26 @@ int run_in_mode(const Arguments& arguments, const Make& make, const Train& train
           auto model = make();
           const auto group = duet::ddp::init_process_group();
           duet::ddp::DistributedDataParallel net(model, *group);
-          train(model, net, group->rank(), group->size());
+          train(model, net, group.get());
         },
         devices);
   auto model = make();
   if (mode == "dp") {
     duet::dp::DataParallel net(model, {.devices = duet::first_devices(duet::DeviceKind::cpu, devices)});
-    train(model, net, 0, 1);
+    train(model, net, nullptr);
   } else {
     duet::require<duet::UsageError>(mode.empty() || mode == "single", "got '", mode, "', expected single, dp or ddp");
-    train(model, model, 0, 1);
+    train(model, model, nullptr);
   }
   return 0;
 }
 
 /// The rows of a rank in global batches, in random order.
 inline std::unique_ptr<duet::samplers::BlockedBatches> shuffled(const duet::data::Dataset& set, std::int64_t batch,
-                                                                int rank, int ranks) {
+                                                                const duet::ddp::ProcessGroup* group = nullptr) {
   return std::make_unique<duet::samplers::BlockedBatches>(
       std::make_unique<duet::samplers::RandomSampler>(set.size(), 1),
-      duet::samplers::BlockedOptions{.global_batch = batch, .world_size = ranks, .rank = rank});
+      duet::samplers::BlockedOptions{.global_batch = batch, .world_size = ranks_of(group), .rank = rank_of(group)});
 }
 
 /// About twenty lines in all: the losses of the rows of this rank.

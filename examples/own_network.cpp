@@ -152,11 +152,14 @@ struct Options {
   std::string folder;  // where checkpoints are read and written; empty: none are
 };
 
-/// `net` is the model itself, or a wrapper around it.
-void train(nn::Module& model, nn::Module& net, int rank, int world_size, const Options& options) {
+/// `net` is the model itself, or a wrapper around it; `group` is null outside of DistributedDataParallel.
+void train(nn::Module& model, nn::Module& net, const ddp::ProcessGroup* group, const Options& options) {
+  // Asked where it is needed, as an elastic job may give its ranks other numbers.
+  const auto rank = [&] { return group != nullptr ? group->rank() : 0; };
+  const int world_size = group != nullptr ? group->size() : 1;
   const Stripes stripes(512, 7), unseen(256, 8);
   auto order = std::make_unique<samplers::RandomSampler>(stripes.size(), 1);
-  const samplers::BlockedOptions batches{.global_batch = 64, .world_size = world_size, .rank = rank};
+  const samplers::BlockedOptions batches{.global_batch = 64, .world_size = world_size, .rank = rank()};
   data::Loader loader(stripes, std::make_unique<samplers::BlockedBatches>(std::move(order), batches));
 
   optim::AdamW opt(model, {.lr = 0.01f});
@@ -164,9 +167,9 @@ void train(nn::Module& model, nn::Module& net, int rank, int world_size, const O
   const optim::CosineAnnealingLR cosine(opt, 40);
   optim::SequentialLR schedule(opt, {&warm_up, &cosine}, {8});
 
-  const bool saves = rank == 0 && !options.folder.empty();
+  const auto saves = [&] { return rank() == 0 && !options.folder.empty(); };
   std::optional<FolderLock> lock;  // no other run writes there meanwhile
-  if (saves) lock.emplace(prepare_checkpoint_folder(options.folder, INT64_MAX));
+  if (saves()) lock.emplace(prepare_checkpoint_folder(options.folder, INT64_MAX));
   if (!options.folder.empty() && holds_checkpoint(options.folder)) {
     LoadedCheckpoint loaded = load_checkpoint(options.folder, kArch, model.state_dict());
     opt.load_state(std::exchange(loaded.checkpoint.optimizer, {}));
@@ -190,14 +193,14 @@ void train(nn::Module& model, nn::Module& net, int rank, int world_size, const O
       optim::clip_grad_norm(model, 1.0);
       opt.step();
       schedule.step();
-      if (saves && schedule.steps() % kSteps == 0) save();
+      if (saves() && schedule.steps() % kSteps == 0) save();
     }
-    if (rank != 0) continue;
+    if (rank() != 0) continue;
     std::printf("epoch %lld: loss of unseen images %.4f\n", static_cast<long long>(epoch), mean_loss(model, unseen));
-    if (saves) save();
+    if (saves()) save();
   }
   const std::span<const float> values = model.parameters().values().span<float>();
-  if (rank == 0) std::printf("parameters: sha256 %s\n", sha256_hex(std::as_bytes(values)).c_str());
+  if (rank() == 0) std::printf("parameters: sha256 %s\n", sha256_hex(std::as_bytes(values)).c_str());
 }
 
 int run(const Options& options) {
@@ -208,16 +211,16 @@ int run(const Options& options) {
           StripeNet model(kSeed);
           const auto group = ddp::init_process_group();
           ddp::DistributedDataParallel net(model, *group);
-          train(model, net, group->rank(), group->size(), options);
+          train(model, net, group.get(), options);
         },
         options.devices);
   StripeNet model(kSeed);
   if (options.mode == "dp") {
     dp::DataParallel net(model, {.devices = first_devices(DeviceKind::cpu, options.devices)});
-    train(model, net, 0, 1, options);
+    train(model, net, nullptr, options);
   } else {
     require<UsageError>(options.mode == "single", "got '", options.mode, "', expected single, dp or ddp");
-    train(model, model, 0, 1, options);
+    train(model, model, nullptr, options);
   }
   return 0;
 }

@@ -46,6 +46,7 @@ void train(const data::Mnist& mnist) {
   nn::SimpleCNN model(kSeed);
   const auto group = ddp::init_process_group();
   const int rank = group->rank(), world_size = group->size();
+  const auto is_first = [&] { return group->rank() == 0; };  // an elastic job may give its ranks other numbers
   ddp::DistributedDataParallel net(model, *group);
 
   optim::SGD opt(model, {.lr = 0.05f, .momentum = 0.5f});
@@ -54,7 +55,7 @@ void train(const data::Mnist& mnist) {
   const samplers::BlockedOptions batches{.global_batch = 128, .world_size = world_size, .rank = rank};
   data::Loader loader(mnist.train, std::make_unique<samplers::BlockedBatches>(std::move(order), batches));
 
-  if (rank == 0) std::printf("data: %s\n", mnist.origin.c_str());
+  if (is_first()) std::printf("data: %s\n", mnist.origin.c_str());
   for (int epoch = 0; epoch < 2; ++epoch) {
     for (auto& [images, labels] : loader) {
       opt.zero_grad();
@@ -62,10 +63,10 @@ void train(const data::Mnist& mnist) {
       loss.backward();
       opt.step();
     }
-    if (rank == 0) std::printf("epoch %d: test loss %.4f\n", epoch, static_cast<double>(mean_loss(model, mnist.test)));
+    if (is_first()) std::printf("epoch %d: test loss %.4f\n", epoch, static_cast<double>(mean_loss(model, mnist.test)));
   }
   const std::span<const float> values = model.parameters().values().span<float>();
-  if (rank == 0) std::printf("parameters: sha256 %s\n", sha256_hex(std::as_bytes(values)).c_str());
+  if (is_first()) std::printf("parameters: sha256 %s\n", sha256_hex(std::as_bytes(values)).c_str());
 }
 
 }  // namespace

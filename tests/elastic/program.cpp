@@ -112,7 +112,7 @@ void train_own_batches(const std::string& name) {
       do {
         if (name == "own_batches" && net.is_done()) continue;
         opt.zero_grad();
-        const auto loss_of = [&](std::int64_t begin, std::int64_t end) {
+        const auto loss_of = [&, &samples = samples, &labels = labels](std::int64_t begin, std::int64_t end) {
           const Variable output = net(samples.rows(begin, end).clone().set_stamp({}));
           return ops::cross_entropy(output, labels.rows(begin, end).clone().set_stamp({}));
         };

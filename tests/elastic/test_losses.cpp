@@ -81,7 +81,7 @@ TEST_CASE("ranks go on without a lost one, which joins them again when its new p
   job.losses.admit_ready();
   joins.join();
   CHECK(arrived == 2);
-  for (const std::size_t rank : {0, 2}) CHECK(job.members[rank].arrive() == 2);
+  for (const std::size_t rank : {0U, 2U}) CHECK(job.members[rank].arrive() == 2);
   CHECK(job.members[1].members() == std::vector<int>{0, 1, 2});
   REQUIRE(job.members[1].await_plan(2));
   CHECK(job.losses.recoveries().empty());
@@ -115,7 +115,7 @@ TEST_CASE("a spare process that is ready takes the part of a lost rank, whose ne
   CHECK(spare.members() == std::vector<int>{0, 3, 2});  // it has the number of the lost rank
   CHECK(spare.place_of(3) == 1);
   CHECK_FALSE(job.memory.is_member(1));
-  for (const std::size_t rank : {0, 2}) CHECK(job.members[rank].arrive() == 2);
+  for (const std::size_t rank : {0U, 2U}) CHECK(job.members[rank].arrive() == 2);
   REQUIRE(spare.await_plan(2));
   CHECK(job.losses.recoveries().empty());
   spare.commit(after_step(5));

@@ -15,7 +15,7 @@ import tempfile
 from torch_losses import STEPS, write_mnist
 
 GOLDEN = os.path.join(os.path.dirname(os.path.abspath(__file__)), "golden")
-WRAPPER_LINES = 15
+WRAPPER_LINES = 17
 
 
 def run(folder, name, *arguments, cwd=None, **environment):

@@ -54,7 +54,7 @@ BUDGETS = {
     ("ddp",): (95, 15_850),
     ("torch",): (31, 3_750),
     PROGRAM: (87, 14_320),
-    ("examples",): (28, 2_960),
+    ("examples",): (28, 2_970),
 }
 
 # Vendor header -> files that may include it.
