@@ -261,10 +261,12 @@ class Trainer : private Recoverable {
   }
 
   bool after_step() {
+    Recovery& recovery = Recovery::instance();
+    if (recovery.is_void()) return !recovery.is_adopted() || end_step();  // the state says what is due
     const int epoch = static_cast<int>(position_.epoch);
     require_precision();
     // All ranks keep them where any may be lost.
-    if (!options_.fingerprints.empty() && (leader() || Recovery::instance().on()))
+    if (!options_.fingerprints.empty() && (leader() || recovery.on()))
       fingerprints_ += parameters_sha256(setup_.model()) + "\n";
     if (leader()) {
       warn_unless_finite(epoch, clock_.epoch_loss());

@@ -300,7 +300,7 @@ void train_epoch(Setup& setup, StepClock& clock, const std::function<bool()>& af
   std::int64_t done = 0;
   for (auto at = setup.loader->begin(); at != setup.loader->end(); at += done) {
     done = steps.run();
-    if (!Recovery::instance().is_void() && !after_step()) return steps.settle();
+    if (!after_step()) return steps.settle();
   }
 }
 

@@ -4,6 +4,7 @@
 #include <atomic>
 
 #include "ddp/group/reduce_kernels.h"
+#include "lib/base/fault_point.h"
 #include "lib/error.h"
 
 namespace duet::ddp {
@@ -94,7 +95,9 @@ void ShmCollectives::begin(const Call& call, std::uint64_t sequence) {
 void ShmCollectives::finish(const Call& call, std::uint64_t sequence, Clock::time_point deadline, bool may_spin) {
   const bool spin = may_spin && spins_;
   const auto meet = [&] {
+    fault_point("posting");
     block_.post();
+    fault_point("posted");
     block_.await_posts(deadline, spin);
   };
   block_.await_posts(deadline, spin);

@@ -91,6 +91,11 @@ void Recovery::recover_if_void() {
   forward_ = false;
 }
 
+bool Recovery::is_adopted() {
+  recover_if_void();
+  return void_ && !redo_due_;
+}
+
 void Recovery::recover_if_left() {
   finish_step();
   if (!on_ || void_ || !completed_ || !group_.is_left()) return recover_if_void();

@@ -142,6 +142,9 @@ class Recovery {
   /// Between the delivery of a batch and the end of its step, or within a unit.
   bool in_step() const { return !completed_; }
   bool in_unit() const { return in_unit_; }
+  /// For a program that does more behind a step: whether another rank has completed the one that is void here, so that
+  /// this rank has the state behind it. Recovers first.
+  bool is_adopted();
   void set_void() { void_ = true; }
   /// Brings this rank to the last step that is complete on any: at the end of a backward, and before the next batch.
   void recover_if_void();
