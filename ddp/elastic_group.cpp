@@ -58,11 +58,12 @@ class CheckedStore final : public Store {
 }  // namespace
 
 ElasticGroup::ElasticGroup(std::unique_ptr<JobMemory> memory, int rank, int process, std::shared_ptr<Store> store,
-                           ConnectGeneration connect)
+                           std::string backend, ConnectGeneration connect)
     : ProcessGroup(rank, memory->ranks()),
       memory_(std::move(memory)),
       member_(*memory_, process),
       results_(std::move(store), rank),
+      backend_(std::move(backend)),
       connect_(std::move(connect)),
       joins_(memory_->committed(process) == JobMemory::kNoState) {
   if (!joins_) this->connect();
@@ -230,14 +231,15 @@ std::unique_ptr<ProcessGroup> make_elastic_group(const ElasticOptions& options) 
   const auto connect_generation = [=](std::uint32_t generation, int rank, int size,
                                       const std::function<void()>& check) {
     const auto own = std::make_shared<PrefixStore>(store, concat("generation/", generation, "/"));
-    return connect({.backend = "shm",
+    return connect({.backend = options.backend,
                     .connect_timeout = options.join_timeout,
                     .group = {.timeout = options.timeout},
                     .check = check},
                    std::make_shared<CheckedStore>(own, check), rank, size);
   };
   fault_point("init");
-  auto group = std::make_unique<ElasticGroup>(std::move(memory), options.rank, process, store, connect_generation);
+  auto group = std::make_unique<ElasticGroup>(std::move(memory), options.rank, process, store, options.backend,
+                                              connect_generation);
   group->set_store(std::make_shared<PrefixStore>(store, "user/"));
   return group;
 }

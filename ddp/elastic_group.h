@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <string>
 
 #include "ddp/call_results.h"
 #include "ddp/group/process_group.h"
@@ -27,11 +28,11 @@ class ElasticGroup final : public ProcessGroup {
   /// Connects the ranks, or in a process that replaces a lost one does so when its training begins. `process`: the
   /// number of this one in the memory.
   ElasticGroup(std::unique_ptr<JobMemory> memory, int rank, int process, std::shared_ptr<Store> store,
-               ConnectGeneration connect);
+               std::string backend, ConnectGeneration connect);
   /// Waits until all ranks have ended their training, and helps to replace those that are lost before.
   ~ElasticGroup() override;
 
-  const char* backend() const override { return "shm"; }
+  const char* backend() const override { return backend_.c_str(); }
   std::shared_ptr<Storage> shared_storage(std::size_t bytes) override;
 
  protected:
@@ -52,6 +53,7 @@ class ElasticGroup final : public ProcessGroup {
   const std::unique_ptr<JobMemory> memory_;
   JobMember member_;
   CallResults results_;  // of calls before the first step
+  const std::string backend_;
   const ConnectGeneration connect_;
   bool joins_;  // this process has no state yet
   std::uint32_t generation_ = 0;
@@ -61,6 +63,7 @@ class ElasticGroup final : public ProcessGroup {
 
 struct ElasticOptions {
   int rank = 0, ranks = 0;
+  std::string backend = "shm";  // or "tcp"
   Milliseconds timeout = kGroupTimeout, join_timeout = kStoreTimeout;
 };
 /// The group of this process's elastic job, as its launcher says in the environment.

@@ -351,10 +351,10 @@ InitOptions complete(InitOptions options) {
 /// Whether this is the group of all ranks of an elastic job.
 bool is_elastic(const InitOptions& options, const Rendezvous& meeting) {
   if (!environment_variable(kElasticVariable)) return false;
-  require<UsageError>(
-      meeting.scheme == "env" && options.subgroup.empty() && (options.backend == "auto" || options.backend == "shm"),
-      "an elastic job has one process group: init_method env://, backend auto or shm; got ", options.init_method, ", ",
-      options.backend);
+  require<UsageError>(meeting.scheme == "env" && options.subgroup.empty() &&
+                          (options.backend == "auto" || options.backend == "shm" || options.backend == "tcp"),
+                      "an elastic job has one process group: init_method env://, backend auto, shm or tcp; got ",
+                      options.init_method, ", ", options.backend);
   return true;
 }
 
@@ -375,7 +375,8 @@ std::unique_ptr<ProcessGroup> meet(const InitOptions& options, const Rendezvous&
   std::string address;
   if (store == nullptr && !is_elastic(options, meeting)) store = open_store(options, meeting, folder, address);
   auto group = is_elastic(options, meeting)
-                   ? make_elastic_group({meeting.rank, meeting.world_size, options.timeout, options.join_timeout})
+                   ? make_elastic_group({meeting.rank, meeting.world_size, options.backend == "tcp" ? "tcp" : "shm",
+                                         options.timeout, options.join_timeout})
                    : join_group(options, meeting, std::move(store), std::move(address));
   group->set_flight_recorder(record, number);
   record->enter(Phase::ready);

@@ -366,11 +366,11 @@ std::string why_no_graph(const TrainOptions& options, std::string carrier, std::
 
 /// Throws UsageError for what the ranks of an elastic job could not do again.
 void check_elastic(const TrainOptions& options) {
-  const bool is_shared = options.backend == "auto" || options.backend == "shm";
+  const bool is_elastic = options.backend == "auto" || options.backend == "shm" || options.backend == "tcp";
   const char* const other = options.mode != Mode::ddp           ? "--mode ddp"
                             : options.device != DeviceKind::cpu ? "--device cpu"
                             : options.workers != "process"      ? "--workers process"
-                            : !is_shared                        ? "--backend shm or auto"
+                            : !is_elastic                       ? "--backend auto, shm or tcp"
                             : options.compat != Compat::duet    ? "--compat duet"
                             : options.compare_every != 0        ? "--compare-every 0"
                             : !options.bursts.empty()           ? "a training of its own"

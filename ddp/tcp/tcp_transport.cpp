@@ -13,6 +13,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <mutex>
 #include <new>
 #include <span>
@@ -54,11 +55,13 @@ std::string service_of(int rank) { return concat("rank ", rank); }
 /// its port.
 class Mesh {
  public:
-  Mesh(Store& store, int rank, int size, const std::string& address, Milliseconds timeout)
+  Mesh(Store& store, int rank, int size, const std::string& address, Milliseconds timeout,
+       const std::function<void()>& check)
       : store_(store),
         rank_(rank),
         deadline_(Clock::now() + timeout),
         timeout_(timeout),
+        check_(check),
         secret_(store.secret()),
         sockets_(static_cast<std::size_t>(size)),
         newest_(static_cast<std::size_t>(size)),
@@ -79,7 +82,10 @@ class Mesh {
     std::vector<tcp::endpoint> lower;
     const std::vector<std::string> places = store_.multi_get(addresses);
     for (int peer = 0; peer < rank_; ++peer) lower.push_back(place_of(peer, places[static_cast<std::size_t>(peer)]));
-    while (!call_missing(lower) && Clock::now() < deadline_) std::this_thread::sleep_for(kConnectPause);
+    while (!call_missing(lower) && Clock::now() < deadline_) {
+      std::this_thread::sleep_for(kConnectPause);
+      check();
+    }
     require_all();
     // Until then a higher rank may call again, as its first call may have failed.
     meet(store_, "tcp/connected", rank_, size, timeout_);
@@ -88,6 +94,10 @@ class Mesh {
   }
 
  private:
+  void check() const {
+    if (check_) check_();
+  }
+
   static tcp::endpoint place_of(int peer, const std::string& place) {
     const std::size_t blank = std::min(place.find(' '), place.size());  // "PORT ADDRESS"
     const auto port = parse_number<std::uint16_t>(std::string_view(place).substr(0, blank));
@@ -108,7 +118,10 @@ class Mesh {
   /// Waits for the higher ranks.
   void require_all() {
     std::unique_lock lock(mutex_);
-    connected_.wait_until(lock, deadline_, [this] { return missing().empty() || !shortage_.empty(); });
+    const auto ended = [this] { return missing().empty() || !shortage_.empty(); };
+    while (!connected_.wait_until(lock, std::min(deadline_, Clock::now() + kConnectPause), ended) &&
+           Clock::now() < deadline_)
+      check();
     require<CommError>(shortage_.empty(), shortage_);
     const std::vector<int> late = missing();
     require<CommError>(late.empty(), "rank ", rank_, " could not connect with ", rank_names(late), " within ",
@@ -166,6 +179,7 @@ class Mesh {
   const int rank_;
   const Clock::time_point deadline_;
   const Milliseconds timeout_;
+  const std::function<void()>& check_;
   const std::string secret_;
   std::string last_failure_;
   std::string shortage_;  // that has kept a thread from a caller
@@ -180,8 +194,8 @@ class Mesh {
 }  // namespace
 
 std::vector<Descriptor> connect_tcp_mesh(Store& store, int rank, int size, const std::string& address,
-                                         Milliseconds timeout) {
-  return Mesh(store, rank, size, address, timeout).connect();
+                                         Milliseconds timeout, const std::function<void()>& check) {
+  return Mesh(store, rank, size, address, timeout, check).connect();
 }
 
 namespace {
@@ -194,7 +208,8 @@ class TcpTransport final : public Transport {
   TcpTransport(Store& store, int rank, int size, const ConnectOptions& options)
       : options_(options), rank_(rank), wake_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
     require<CommError>(wake_.open(), "no descriptor for the connections of rank ", rank, ": ", last_errno);
-    for (Descriptor& socket : connect_tcp_mesh(store, rank, size, options.address, options.connect_timeout))
+    for (Descriptor& socket :
+         connect_tcp_mesh(store, rank, size, options.address, options.connect_timeout, options.check))
       peers_.emplace_back().socket = std::move(socket);
     thread_ = start_thread("the thread of the connections between ranks", [this] { serve(); });
   }

@@ -39,7 +39,7 @@ struct ConnectOptions {
   /// nccl: network interface of its sockets; empty: NCCL chooses. NCCL_SOCKET_IFNAME takes precedence, and so does the
   /// choice of this process's first group, as NCCL reads it only once.
   std::string interface {};
-  /// shm: called now and then while this rank waits for others; throws CommError where they will not come.
+  /// shm, tcp: called now and then while this rank waits for others; throws CommError where they will not come.
   std::function<void()> check{};
 };
 

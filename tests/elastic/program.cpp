@@ -94,7 +94,7 @@ void print_hash(const NamedTensors& state, const optim::AdamW& opt, std::int64_t
 void train_own_batches(const std::string& name) {
   const data::ImageDataset images = data::draw_digits(1, 200);
   nn::SimpleCNN model(1), mean(1);
-  const auto group = ddp::init_process_group();
+  const auto group = ddp::init_process_group({.backend = environment_variable("BACKEND").value_or("auto")});
   ddp::DistributedDataParallel net(model, *group);
   optim::AdamW opt(model, {.lr = 0.01f});
   optim::StepLR schedule(opt, 5, 0.9);
@@ -150,7 +150,7 @@ void train(const std::string& name) {
   while (name == "absent" && environment_variable(kReplacementVariable) != "0") ::pause();
   const data::ImageDataset images = data::draw_digits(1, 200);
   const auto model = make_network(name);
-  const auto group = ddp::init_process_group();
+  const auto group = ddp::init_process_group({.backend = environment_variable("BACKEND").value_or("auto")});
   ddp::DistributedDataParallel net(*model, *group);
   optim::AdamW opt(*model, {.lr = 0.01f});
   optim::StepLR schedule(opt, 1, 0.5);  // by epoch
