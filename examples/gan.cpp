@@ -69,7 +69,8 @@ Tensor noise_of(const Rows& batch, std::int64_t rows) {
   Tensor noise = empty({rows, kNoise});
   for (std::int64_t row = 0; row < rows; ++row) {
     Philox draw(static_cast<std::uint64_t>(batch.step), static_cast<std::uint64_t>(batch.first + row));
-    for (float& value : noise.slice(row * kNoise, {kNoise}).span<float>()) value = 2 * draw.uniform() - 1;
+    Tensor numbers = noise.slice(row * kNoise, {kNoise});
+    for (float& value : numbers.span<float>()) value = 2 * draw.uniform() - 1;
   }
   return noise.set_stamp(batch);
 }

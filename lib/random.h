@@ -133,6 +133,7 @@ class Philox {
   }
   /// A float in [0, 1) of 24 bits.
   float uniform() { return static_cast<float>(word() >> 8) * 0x1p-24f; }
+  float uniform(float low, float high) { return low + (high - low) * uniform(); }
   /// Uniform in [0, n) for n >= 1; the skew of n / 2^32 is not removed.
   std::uint32_t below(std::uint32_t n) {
     return static_cast<std::uint32_t>(static_cast<std::uint64_t>(word()) * n >> 32);

@@ -21,7 +21,7 @@
 namespace duet::cli {
 namespace {
 
-constexpr const char* kRestarts = "TORCHELASTIC_RESTART_COUNT";
+constexpr const char* kRestartCount = "TORCHELASTIC_RESTART_COUNT";
 constexpr const char *kKilled = "killed", *kComplete = "complete";
 
 FaultEvent event_of(const std::string& line) {
@@ -93,8 +93,8 @@ void FaultLog::reach(std::int64_t step, int rank, int ranks) const {
 }
 
 void FaultLog::append(bool killed, std::int64_t step) const {
-  const std::string line = concat(killed ? kKilled : kComplete, " ", environment_variable(kRestarts).value_or("0"), " ",
-                                  rank_, " ", step, " ", monotonic_ns(), "\n");
+  const std::string line = concat(killed ? kKilled : kComplete, " ", environment_variable(kRestartCount).value_or("0"),
+                                  " ", rank_, " ", step, " ", monotonic_ns(), "\n");
   // In one call, so that no line of another rank comes between.
   const ssize_t written = ::write(file_.get(), line.data(), line.size());
   require<DataError>(written == static_cast<ssize_t>(line.size()),

@@ -20,15 +20,13 @@ constexpr std::string_view kName = "synthetic";                // begins the nam
 constexpr std::uint64_t kPurpose = 0x64726177;                 // keeps the draws apart from others of the same seed
 
 // How strongly images differ; lengths in units of the image's side.
-constexpr float kShift = 0.12f;
+constexpr float kMostShift = 0.12f;
 constexpr float kSmall = 0.26f, kLarge = 0.40f;  // half the shape's side
-constexpr float kTurn = 0.12f;                   // tangent of half the angle: up to 14 degrees
+constexpr float kMostTurn = 0.12f;               // tangent of half the angle: up to 14 degrees
 constexpr float kFine = 0.10f, kCoarse = 0.15f;  // the period of a texture
 constexpr float kHueJitter = 0.03f;
-constexpr float kDark = 0.35f;  // share of the colour where the texture is low
-constexpr float kNoise = 90;    // on the scale from 0 to 255
-
-float between(Philox& random, float low, float high) { return low + (high - low) * random.uniform(); }
+constexpr float kDark = 0.35f;    // share of the colour where the texture is low
+constexpr float kMostNoise = 90;  // on the scale from 0 to 255
 
 using Colour = std::array<float, 3>;  // 0 to 255
 
@@ -90,23 +88,23 @@ class Drawing {
   Drawing(Philox& random, const DrawnImagesOptions& options, std::int64_t label)
       : shape_(label % kShapes), texture_((label / kShapes + label) % kTextures) {
     const auto side = static_cast<float>(options.size);
-    x_ = side * (0.5f + between(random, -kShift, kShift));
-    y_ = side * (0.5f + between(random, -kShift, kShift));
-    radius_ = side * between(random, kSmall, kLarge);
+    x_ = side * (0.5f + random.uniform(-kMostShift, kMostShift));
+    y_ = side * (0.5f + random.uniform(-kMostShift, kMostShift));
+    radius_ = side * random.uniform(kSmall, kLarge);
     // A rotation without sine and cosine, as their last bits differ between machines.
-    const float t = between(random, -kTurn, kTurn);
+    const float t = random.uniform(-kMostTurn, kMostTurn);
     cosine_ = (1 - t * t) / (1 + t * t);
     sine_ = 2 * t / (1 + t * t);
-    period_ = side * between(random, kFine, kCoarse);
+    period_ = side * random.uniform(kFine, kCoarse);
     phase_a_ = random.uniform();
     phase_b_ = random.uniform();
-    const float any = random.uniform(), jitter = between(random, -kHueJitter, kHueJitter);
+    const float any = random.uniform(), jitter = random.uniform(-kHueJitter, kHueJitter);
     const bool named = options.classes > kShapes * kTextures;
     const float hue = named ? static_cast<float>(label / (kShapes * kTextures)) / 10 + jitter : any;
     // Drawn one by one: compilers differ in the order of arguments.
-    const float bright = between(random, 0.7f, 1), pale = between(random, 0, 0.3f);
+    const float bright = random.uniform(0.7f, 1), pale = random.uniform(0, 0.3f);
     bright_ = colour(hue, pale, bright);
-    const float dark = between(random, 0.05f, 0.4f), grey = between(random, 0, 0.8f), ground = random.uniform();
+    const float dark = random.uniform(0.05f, 0.4f), grey = random.uniform(0, 0.8f), ground = random.uniform();
     ground_ = colour(ground, grey, dark);
   }
 
@@ -131,16 +129,17 @@ class Drawing {
   Colour bright_, ground_;
 };
 
-struct Field {
+struct NamedNumber {
   std::string_view name;
   std::int64_t value, least, most;
   bool given = false;
 };
 
-void read_field(std::span<Field> fields, std::string_view item) {
+void read_number(std::span<NamedNumber> fields, std::string_view item) {
   const std::size_t equals = item.find('=');
   const std::string_view name = item.substr(0, equals);
-  const auto field = std::find_if(fields.begin(), fields.end(), [&](const Field& one) { return one.name == name; });
+  const auto field =
+      std::find_if(fields.begin(), fields.end(), [&](const NamedNumber& one) { return one.name == name; });
   require<UsageError>(field != fields.end(), "synthetic images have no field '", name,
                       "'; expected classes, size, train, test or seed, as in synthetic:classes=100,size=64");
   require<UsageError>(!field->given, "the field '", name, "' of synthetic images is given twice");
@@ -184,7 +183,7 @@ void DrawnImages::draw(std::int64_t index, Pixels& pixels) const {
       const Colour colour = drawing.at(column, row);
       for (std::size_t c = 0; c < 3; ++c) {
         const float noise = static_cast<float>(word >> (8 * c) & 255U) * (1.0f / 256) - 0.5f;
-        *out++ = static_cast<std::uint8_t>(std::clamp(colour[c] + kNoise * noise, 0.0f, 255.0f));
+        *out++ = static_cast<std::uint8_t>(std::clamp(colour[c] + kMostNoise * noise, 0.0f, 255.0f));
       }
     }
   }
@@ -216,17 +215,17 @@ bool names_drawn_images(std::string_view text) { return text.substr(0, text.find
 
 DrawnSets parse_drawn_images(std::string_view text) {
   constexpr std::int64_t kMostCount = std::int64_t{1} << 31;
-  std::array<Field, 5> fields = {{{"classes", 10, 1, kMostClasses},
-                                  {"size", 224, kLeastSide, kMostSide},
-                                  {"train", 10'000, 1, kMostCount},
-                                  {"test", 1'000, 1, kMostCount},
-                                  {"seed", 0, 0, std::numeric_limits<std::int64_t>::max()}}};
+  std::array<NamedNumber, 5> fields = {{{"classes", 10, 1, kMostClasses},
+                                        {"size", 224, kLeastSide, kMostSide},
+                                        {"train", 10'000, 1, kMostCount},
+                                        {"test", 1'000, 1, kMostCount},
+                                        {"seed", 0, 0, std::numeric_limits<std::int64_t>::max()}}};
   require<UsageError>(names_drawn_images(text), "got '", text,
                       "', expected synthetic, or synthetic:classes=100,size=64");
   for (text.remove_prefix(kName.size()); !text.empty();) {
     text.remove_prefix(1);
     const std::string_view item = text.substr(0, text.find(','));
-    read_field(fields, item);
+    read_number(fields, item);
     text.remove_prefix(item.size());
   }
   DrawnSets sets;

@@ -51,24 +51,21 @@ constexpr float kThin = 0.5f, kThick = 1.6f;  // half the width of the pen, pixe
 constexpr float kNoise = 110;                 // on the scale from 0 to 255
 constexpr float kFaint = 110;                 // the faintest ink, on the scale from 0 to 255
 
-/// Uniform in [low, high).
-float between(Philox& random, float low, float high) { return low + (high - low) * random.uniform(); }
-
 /// Maps the box of a glyph to pixels.
 class Affine {
  public:
   explicit Affine(Philox& random) {
     // A rotation without sine and cosine, as their last bits differ between machines: t is the tangent of half the
     // angle.
-    const float t = between(random, -kTurn, kTurn), scale = 1 / (1 + t * t);
-    const float cosine = (1 - t * t) * scale, sine = 2 * t * scale, shear = between(random, -kShear, kShear);
-    const float width = between(random, kNarrow, kWide), height = between(random, kNarrow, kWide);
+    const float t = random.uniform(-kTurn, kTurn), scale = 1 / (1 + t * t);
+    const float cosine = (1 - t * t) * scale, sine = 2 * t * scale, shear = random.uniform(-kShear, kShear);
+    const float width = random.uniform(kNarrow, kWide), height = random.uniform(kNarrow, kWide);
     xx_ = cosine * width;
     xy_ = (shear * cosine - sine) * height;
     yx_ = sine * width;
     yy_ = (shear * sine + cosine) * height;
-    x_ = kSide / 2.0f + between(random, -kShift, kShift);
-    y_ = kSide / 2.0f + between(random, -kShift, kShift);
+    x_ = kSide / 2.0f + random.uniform(-kShift, kShift);
+    y_ = kSide / 2.0f + random.uniform(-kShift, kShift);
   }
   Point operator()(Point p) const {
     const float x = p.x - 0.5f, y = p.y - 0.5f;
@@ -120,13 +117,13 @@ void ink_in(Philox& random, const Field& field, float pen, float ink, std::uint8
 void draw(Philox& random, int digit, std::uint8_t* pixels) {
   const Glyph& glyph = kGlyphs[static_cast<std::size_t>(digit)];
   const Affine map(random);
-  const float pen = between(random, kThin, kThick), ink = between(random, kFaint, 255);
+  const float pen = random.uniform(kThin, kThick), ink = random.uniform(kFaint, 255);
   Field field;
   field.fill(kFar);
   Point last{};
   for (std::size_t i = 0; i < glyph.corners; ++i) {
-    const float x = 0.01f * glyph.at[2 * i] + between(random, -kJitter, kJitter);
-    const float y = 0.01f * glyph.at[2 * i + 1] + between(random, -kJitter, kJitter);
+    const float x = 0.01f * glyph.at[2 * i] + random.uniform(-kJitter, kJitter);
+    const float y = 0.01f * glyph.at[2 * i + 1] + random.uniform(-kJitter, kJitter);
     const Point p = map({x, y});
     if (i > 0 && i != glyph.second) add_segment(field, last, p, pen + 1);
     last = p;

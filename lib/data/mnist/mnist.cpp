@@ -24,7 +24,7 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr const char* kSynthetic = "synthetic";
-constexpr std::int64_t kSide = 28, kDrawnTrain = 60000, kDrawnTest = 10000;
+constexpr std::int64_t kImageSide = 28, kDrawnTrain = 60000, kDrawnTest = 10000;
 
 MnistFiles find_in(const fs::path& folder) {
   MnistFiles files;
@@ -50,8 +50,8 @@ ImageDataset read_pair(const fs::path& image_path, const fs::path& label_path, M
                        const fs::path& unpacked) {
   const Tensor images = unpacked.empty() ? read_idx_images(image_path) : read_idx_images_once(image_path, unpacked);
   const Tensor labels = read_idx_labels(label_path);
-  require<DataError>(images.size(2) == kSide && images.size(3) == kSide, image_path.string(), ": images are ",
-                     images.size(2), " x ", images.size(3), ", expected ", kSide, " x ", kSide);
+  require<DataError>(images.size(2) == kImageSide && images.size(3) == kImageSide, image_path.string(), ": images are ",
+                     images.size(2), " x ", images.size(3), ", expected ", kImageSide, " x ", kImageSide);
   require<DataError>(images.size(0) == labels.size(0), label_path.string(), ": field 'number of labels' is ",
                      labels.size(0), ", expected ", images.size(0), ", the number of images in ", image_path.string());
   return {images, labels, kind == MnistKind::mnist ? kMnistPixels : kFashionMnistPixels};
