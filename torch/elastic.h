@@ -9,12 +9,14 @@
 #include <torch/optim/adamw.h>
 #include <torch/optim/optimizer.h>
 #include <torch/optim/rmsprop.h>
+#include <torch/optim/schedulers/lr_scheduler.h>
 #include <torch/optim/sgd.h>
 
 #include <algorithm>
 #include <cstddef>
-#include <cstdint>
+#include <functional>
 #include <memory>
+#include <span>
 #include <string>
 #include <tuple>
 #include <typeinfo>
@@ -43,39 +45,34 @@ inline void stream_tensor(StateStream& state, const at::Tensor& tensor, const at
   if (state.reads()) tensor.variable_data().copy_(copy);
 }
 
-/// What a step changes of an optimizer: its parameters' states, and the numbers that a program may set between steps.
-class OptimizerState final : private Recoverable {
+/// What a step changes of LibTorch's objects. Used by the thread that trains.
+class ElasticState final : private Recoverable {
  public:
-  /// Throws UsageError for a class of optimizer that is not LibTorch's, or whose state is not known.
-  OptimizerState(std::string name, ::torch::optim::Optimizer& optimizer)
-      : name_(std::move(name)), optimizer_(optimizer), stream_(stream_of(optimizer)) {
-    for (const OptimizerState* const other : all())
-      require<UsageError>(other->name_ != name_, "two states of an elastic job have the name '", name_, "'");
-    require<UsageError>(stream_ != nullptr, "the state '", name_,
-                        "' is of an optimizer whose state is not known: an elastic job keeps those of "
-                        "torch::optim::SGD, Adam, AdamW, RMSprop and Adagrad");
+  /// `optimizer`: whose state it is, if any.
+  ElasticState(std::string name, std::function<void(StateStream&)> stream,
+               const ::torch::optim::Optimizer* optimizer = nullptr)
+      : name_(std::move(name)), stream_(std::move(stream)), optimizer_(optimizer) {
     all().push_back(this);
     join();
   }
-  ~OptimizerState() override {
+  ~ElasticState() override {
     leave();
     std::erase(all(), this);
   }
 
-  /// Whether any of this process has the parameter.
-  static bool is_kept(const at::Tensor& parameter) {
-    return std::ranges::any_of(all(), [&](const OptimizerState* one) { return one->has(parameter); });
+  /// Whether an optimizer of these has the parameter.
+  static bool updates(const at::Tensor& parameter) {
+    return std::ranges::any_of(
+        all(), [&](const ElasticState* one) { return one->optimizer_ != nullptr && has(*one->optimizer_, parameter); });
   }
 
  private:
-  using Stream = void (*)(::torch::optim::Optimizer&, StateStream&);
-
-  static std::vector<const OptimizerState*>& all() {
-    static std::vector<const OptimizerState*> list;
+  static std::vector<const ElasticState*>& all() {
+    static std::vector<const ElasticState*> list;
     return list;
   }
-  bool has(const at::Tensor& parameter) const {
-    return std::ranges::any_of(optimizer_.param_groups(), [&](const ::torch::optim::OptimizerParamGroup& group) {
+  static bool has(const ::torch::optim::Optimizer& optimizer, const at::Tensor& parameter) {
+    return std::ranges::any_of(optimizer.param_groups(), [&](const ::torch::optim::OptimizerParamGroup& group) {
       return std::ranges::any_of(group.params(), [&](const at::Tensor& one) { return one.is_same(parameter); });
     });
   }
@@ -84,12 +81,23 @@ class OptimizerState final : private Recoverable {
   void stream(StateStream& state) override {
     std::string name = name_;
     state.sequence(name);
-    require<CommError>(name == name_, "the state of another rank has the optimizer '", name, "', expected '", name_,
-                       "': its training has other ones, or made them in another order");
-    stream_(optimizer_, state);
+    require<CommError>(name == name_, "the state of another rank has '", name, "', expected '", name_,
+                       "': its training has other parts, or made them in another order");
+    stream_(state);
   }
 
-  static Stream stream_of(const ::torch::optim::Optimizer& optimizer) {
+  const std::string name_;
+  const std::function<void(StateStream&)> stream_;
+  const ::torch::optim::Optimizer* const optimizer_;
+};
+
+/// How an optimizer's state is written and read: its parameters' states, and the numbers that a program may set.
+class OptimizerStream {
+ public:
+  using Stream = void (*)(::torch::optim::Optimizer&, StateStream&);
+
+  /// Null for classes whose state is not known.
+  static Stream of(const ::torch::optim::Optimizer& optimizer) {
     using namespace ::torch::optim;
     const std::type_info& type = typeid(optimizer);
     if (type == typeid(SGD)) return stream_all<SGDOptions, SGDParamState>;
@@ -100,6 +108,7 @@ class OptimizerState final : private Recoverable {
     return nullptr;
   }
 
+ private:
   template <class Options, class ParamState>
   static void stream_all(::torch::optim::Optimizer& optimizer, StateStream& state) {
     for (::torch::optim::OptimizerParamGroup& group : optimizer.param_groups()) {
@@ -162,29 +171,52 @@ class OptimizerState final : private Recoverable {
                         shape_text(parameter));
     stream_tensor(state, tensor, parameter);
   }
-
-  const std::string name_;
-  ::torch::optim::Optimizer& optimizer_;
-  const Stream stream_;
 };
 
-/// While it or a copy of it lives, the optimizer is part of the training of an elastic job: where a step is done again
-/// it is as it was when that began, and a process that replaces a lost one gets it with the rest of the training. Null
-/// outside of elastic jobs. All ranks make them in the same order, before the first step; the optimizer must outlive
-/// it, and its groups stay as they are:
-///
-///     torch::optim::SGD optimizer(model->parameters(), 0.1);
-///     const auto kept = duet::torch::elastic_state("optimizer", optimizer);
-///
-/// Rates and the like may be set within steps and between them. Throws UsageError for a name that another one has, and
-/// for classes other than torch::optim::SGD, Adam, AdamW, RMSprop and Adagrad; CommError in a process that gets another
-/// state than its optimizer has. Used by the thread that trains.
-[[nodiscard]] inline elastic::State elastic_state(std::string name, ::torch::optim::Optimizer& optimizer) {
+[[nodiscard]] inline elastic::State keep_state(std::string name, std::function<void(StateStream&)> stream,
+                                               const ::torch::optim::Optimizer* optimizer = nullptr) {
   const Recovery& recovery = Recovery::instance();
   if (!recovery.expected()) return nullptr;
   require<UsageError>(recovery.commits() == 0, "the state '", name,
                       "' is made after a step or unit of an elastic job, expected before the first one");
-  return std::make_shared<OptimizerState>(std::move(name), optimizer);
+  return std::make_shared<ElasticState>(std::move(name), std::move(stream), optimizer);
+}
+
+/// While what it returns, or a copy of that, lives, the optimizer is part of the training of an elastic job: where a
+/// step is done again it is as it was when that began, and a process that replaces a lost one gets it with the rest of
+/// the training. Null outside of elastic jobs. All ranks make theirs in the same order, before the first step; the
+/// optimizer must outlive it, and its groups stay the same:
+///
+///     torch::optim::SGD optimizer(model->parameters(), 0.1);
+///     const auto kept = duet::torch::elastic_state("optimizer", optimizer);
+///
+/// Rates and the like may be set within steps and between them. Throws UsageError for classes other than
+/// torch::optim::SGD, Adam, AdamW, RMSprop and Adagrad; CommError in a process that gets another state than it has
+/// under this name. Used by the thread that trains.
+[[nodiscard]] inline elastic::State elastic_state(std::string name, ::torch::optim::Optimizer& optimizer) {
+  const OptimizerStream::Stream stream = OptimizerStream::of(optimizer);
+  require<UsageError>(stream != nullptr || !Recovery::instance().expected(), "the state '", name,
+                      "' is of an optimizer whose state is not known: an elastic job keeps those of torch::optim::SGD, "
+                      "Adam, AdamW, RMSprop and Adagrad");
+  return keep_state(
+      std::move(name), [stream, &optimizer](StateStream& state) { stream(optimizer, state); }, &optimizer);
+}
+
+/// Likewise a schedule that steps within the bodies of the loop; one that steps between them needs it not.
+[[nodiscard]] inline elastic::State elastic_state(std::string name, ::torch::optim::LRScheduler& schedule) {
+  struct Steps : ::torch::optim::LRScheduler {
+    static auto member() { return &Steps::step_count_; }
+  };
+  return keep_state(std::move(name), [&schedule](StateStream& state) { state.value(schedule.*Steps::member()); });
+}
+
+/// Likewise the values of tensors that no wrapper's module has, such as parameters and buffers of an average of the
+/// trained module: dense ones on the CPU.
+[[nodiscard]] inline elastic::State elastic_state(std::string name, std::vector<at::Tensor> tensors) {
+  for (const at::Tensor& tensor : tensors) require_on_host({name, tensor});
+  return keep_state(std::move(name), [tensors = std::move(tensors)](StateStream& state) {
+    for (const at::Tensor& tensor : tensors) stream_tensor(state, tensor, tensor);
+  });
 }
 
 }  // namespace duet::torch

@@ -208,7 +208,7 @@ class ModuleSynchroniser final : private Recoverable {
     std::span<const std::byte> before = copied();
     for (std::size_t i = 0; i < parameters_.size() && !before.empty(); ++i) {
       const std::size_t bytes = bytes_of(parameters_[i]);
-      if (!OptimizerState::is_kept(parameters_[i])) {
+      if (!ElasticState::updates(parameters_[i])) {
         StateStream now(std::vector<std::byte>{});
         stream_tensor(now, parameters_[i], parameters_[i]);
         require<UsageError>(std::ranges::equal(now.written(), before.first(bytes)), names_[i],

@@ -282,8 +282,9 @@ class Strikes:
             self.run(f"DUET_FAULT={fault}, {network}", network, 3, lambda job: [], DUET_FAULT=fault)
         self.refuse(REFUSED_OF_LIBTORCH)
         with tempfile.TemporaryDirectory() as folder:
-            self.require_refused("trained_script", "LibTorch's sums depend on how many rows a rank has",
-                                 Job(command(self.options, "trained_script", 2, folder, least=1)))
+            for network, text in (("trained_script", "LibTorch's sums depend on how many rows a rank has"),
+                                  ("sgd", "its loop cuts batches for the ranks that it begins with")):
+                self.require_refused(network, text, Job(command(self.options, network, 2, folder, least=1)))
 
     def require_refused(self, loop, text, job):
         self.jobs += 1

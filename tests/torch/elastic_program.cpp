@@ -110,6 +110,13 @@ void add(duet::Sha256& hash, const torch::Tensor& tensor) {
   hash.update({static_cast<const std::byte*>(run.data_ptr()), duet::torch::bytes_of(run)});
 }
 
+void average(nn::SequentialImpl& mean, const nn::SequentialImpl& model) {
+  const torch::NoGradGuard no_grad;
+  const auto from = model.parameters();
+  auto to = mean.parameters();
+  for (std::size_t i = 0; i < to.size(); ++i) to[i].lerp_(from[i], 0.1);
+}
+
 using Wrapper = duet::torch::DistributedDataParallel<nn::SequentialImpl>;
 
 torch::Tensor sum_of_losses(const torch::Tensor& output, const torch::Tensor& labels) {
@@ -145,6 +152,10 @@ void train(const std::string& name) {
   elastic::State kept;
   if (name != "unkept") kept = duet::torch::elastic_state("optimizer", *optimizer);
   const elastic::State kept_second = duet::torch::elastic_state("second", *of_second);
+  optim::StepLR schedule(*optimizer, 2, 0.9);
+  const elastic::State kept_schedule = duet::torch::elastic_state("schedule", schedule);
+  nn::Sequential mean = make_network();
+  const elastic::State kept_mean = duet::torch::elastic_state("mean", mean->parameters());
   std::vector<double> losses;
   const elastic::State kept_losses = elastic::state("losses", losses);
   for (int epoch = 0; epoch < kEpochs; ++epoch) {
@@ -153,6 +164,8 @@ void train(const std::string& name) {
         optimizer->zero_grad();
         double loss = step(net, batch, name == "blocks");
         optimizer->step();
+        schedule.step();
+        average(*mean, *model);
         if (name == "two") {
           of_second->zero_grad();
           loss += step(second, batch, false);
@@ -166,7 +179,7 @@ void train(const std::string& name) {
     elastic::unit([&] { group->barrier().wait(); });
   }
   duet::Sha256 hash;
-  for (const nn::Sequential& one : {model, other}) {
+  for (const nn::Sequential& one : {model, other, mean}) {
     for (const torch::Tensor& value : one->parameters()) add(hash, value);
     for (const torch::Tensor& value : one->buffers()) add(hash, value);
   }
