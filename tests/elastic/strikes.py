@@ -266,9 +266,9 @@ class Strikes:
             self.run(f"spare, DUET_FAULT={fault}", NETWORKS[i % 4], 3, lambda job: [], 0, 1 + i % 2, DUET_FAULT=fault)
 
     def run_imagenet(self):
-        """In a step, in the evaluation and the checkpoint behind it, and in the first and the last unit."""
-        points = [("all_reduce:1:150", 0, 0), ("collective:0:226", 0, 0), ("collective:0:230", 0, 0), ("commit:0:7", 1, 0),
-                  ("collective:2:2", 0, 0), ("commit:1:20", 0, 1)]
+        """In steps, also behind the best epoch, in an evaluation, and before a checkpoint takes its name."""
+        points = [("all_reduce:1:15", 0, 0), ("rename:0:3", 0, 0), ("collective:2:226", 0, 0), ("commit:0:20", 0, 0),
+                  ("rename:0:5", 1, 0), ("commit:1:13", 0, 1)]
         for i, (point, least, spares) in enumerate(points):
             fault = f"{point}:{int((signal.SIGKILL, signal.SIGSTOP)[i % 2])}"
             self.run(f"DUET_FAULT={fault}, imagenet", "imagenet", 3, lambda job: [], least, spares, DUET_FAULT=fault)
