@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <exception>
 #include <functional>
 #include <memory>
 #include <span>
@@ -58,6 +59,7 @@ class ModuleSynchroniser final : private Recoverable {
     for (const NamedTensorRef& parameter : tensors.parameters) {
       parameters_.push_back(parameter.value);
       names_.push_back(parameter.name);
+      kept_.push_back(0);
       if (!parameter.value.requires_grad()) frozen_.push_back(parameter);
     }
     for (const NamedTensorRef& buffer : tensors.buffers) buffers_.push_back(buffer.value);
@@ -187,7 +189,7 @@ class ModuleSynchroniser final : private Recoverable {
   /// LibTorch's optimizers do not ask whether a step is void: so what they change is copied when it begins.
   bool is_copied() const override { return true; }
   void complete_step() override {
-    require_kept();
+    if (std::uncaught_exceptions() == 0) require_kept();  // else objects leave because of another error
     backwards_ = 0;
   }
   void restore() override {
@@ -208,7 +210,8 @@ class ModuleSynchroniser final : private Recoverable {
     std::span<const std::byte> before = copied();
     for (std::size_t i = 0; i < parameters_.size() && !before.empty(); ++i) {
       const std::size_t bytes = bytes_of(parameters_[i]);
-      if (!ElasticState::updates(parameters_[i])) {
+      if (!kept_[i]) kept_[i] = ElasticState::updates(parameters_[i]);
+      if (!kept_[i]) {
         StateStream now(std::vector<std::byte>{});
         stream_tensor(now, parameters_[i], parameters_[i]);
         require<UsageError>(std::ranges::equal(now.written(), before.first(bytes)), names_[i],
@@ -386,6 +389,7 @@ class ModuleSynchroniser final : private Recoverable {
   FlatGradients gradients_;
   std::vector<at::Tensor> parameters_, buffers_;  // the frozen ones, too
   std::vector<std::string> names_;                // of the parameters
+  std::vector<char> kept_;                        // by parameter: an optimizer that is kept has it
   std::vector<NamedTensorRef> frozen_;
   std::vector<char> accumulated_;       // by parameter: under no_sync()
   bool synchronises_ = true;            // the backward that runs
