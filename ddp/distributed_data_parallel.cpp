@@ -65,8 +65,7 @@ class ModuleHooks final : public GradientSynchroniser, private Recoverable {
                              {.bucket_limits = options.bucket_limits,
                               .find_unused_parameters = options.find_unused_parameters,
                               .static_graph = options.static_graph,
-                              .comm_hook = options.comm_hook},
-                             true),
+                              .comm_hook = options.comm_hook}),
         module_(module),
         store_(module.parameters()),
         range_(module.range()),
@@ -464,6 +463,10 @@ DistributedDataParallel::DistributedDataParallel(nn::Module& module, ProcessGrou
       !Recovery::instance().ranks_change() || module.all_modules(whole_statistics),
       "an elastic job goes on with fewer ranks, but batch norm has the statistics of rank 0's rows: use "
       "SyncBatchNorm, or no minimum of ranks");
+  require<UsageError>(
+      !Recovery::instance().ranks_change() || module.sums_by_blocks(),
+      "an elastic job goes on with fewer ranks, but LibTorch's sums depend on how many rows a rank has: "
+      "use no minimum of ranks, or adapt() with equal_bits");
   if (options.comm_hook) require_not_elastic("a comm_hook");
   if (options.static_graph) require_not_elastic("static_graph");
   if (options.compare_parameters_every > 0) require_not_elastic("compare_parameters_every");

@@ -7,13 +7,6 @@
 
 namespace duet::ddp {
 
-GradientSynchroniser::GradientSynchroniser(ProcessGroup& group, std::vector<ReducerSlot> slots,
-                                           const ReducerOptions& options, bool is_elastic)
-    : group_(group), reducer_(group, std::move(slots), options) {
-  require<UsageError>(is_elastic || !Recovery::instance().on(),
-                      "an elastic job is for duet's own DistributedDataParallel: this wrapper cannot do a step again");
-}
-
 void GradientSynchroniser::enter(Phase phase) const {
   const Recovery& recovery = Recovery::instance();  // void steps, and those before a rank has joined, count for nothing
   const std::int64_t own = reducer_.steps() + (phase == Phase::after ? 0 : 1);

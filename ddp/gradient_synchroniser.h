@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "ddp/group/flight_recorder.h"
@@ -21,9 +22,9 @@ namespace duet::ddp {
 /// outlive it.
 class GradientSynchroniser {
  public:
-  /// See Reducer. Throws UsageError in an elastic job, unless the wrapper can do a step again.
-  GradientSynchroniser(ProcessGroup& group, std::vector<ReducerSlot> slots, const ReducerOptions& options,
-                       bool is_elastic = false);
+  /// See Reducer.
+  GradientSynchroniser(ProcessGroup& group, std::vector<ReducerSlot> slots, const ReducerOptions& options)
+      : group_(group), reducer_(group, std::move(slots), options) {}
 
   /// See DistributedDataParallel.
   [[nodiscard]] Lasting::Hold no_sync() { return no_sync_.hold(); }

@@ -3,6 +3,7 @@
 //
 //   imagenet DIR -a resnet50 -b 256                                        DataParallel on all devices
 //   imagenet DIR -a resnet50 -b 256 --multiprocessing-distributed          DistributedDataParallel, a process a device
+//   duet launch -n 4 --elastic -- imagenet DIR -a resnet50 -b 256          the same, and lost processes are replaced
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
@@ -24,6 +25,7 @@
 #include <duet/lib/base/progress_meter.h>
 #include <duet/lib/base/sha256.h>
 #include <duet/lib/data/loader.h>
+#include <duet/lib/elastic.h>
 #include <duet/lib/error.h>
 #include <duet/lib/io/checkpoint.h>
 #include <duet/lib/io/folder.h>
@@ -77,7 +79,9 @@ class Training {
  private:
   void resume(const LoadedCheckpoint& loaded);
   void train(std::int64_t epoch);
+  void end_epoch(std::int64_t epoch);
   double validate();
+  void lock_folder(std::int64_t epochs);
   void save(std::int64_t epochs, bool best);
   /// What stays the same where a run goes on from a checkpoint.
   Metadata settings() const {
@@ -95,9 +99,11 @@ class Training {
   Network network_;
   std::unique_ptr<optim::SGD> optimizer_;
   std::unique_ptr<optim::StepLR> schedule_;
-  std::unique_ptr<data::Loader> train_loader_, val_loader_;
+  std::unique_ptr<data::Loader> train_loader_;
+  std::optional<FolderLock> lock_;  // of the process that saves
   std::int64_t epoch_ = 0;
   double best_acc1_ = 0;
+  const elastic::State kept_best_ = elastic::state("best_acc1", best_acc1_);
 };
 
 /// --seed, or that of the run that goes on, or one that rank 0 draws.
@@ -141,9 +147,9 @@ Training::Training(const ImageNetOptions& options, const Place& place)
   train_loader_ = examples::make_loader(
       *data_.train, std::make_unique<samplers::RandomSampler>(data_.train->size(), static_cast<std::uint64_t>(seed_)),
       options, place);
-  val_loader_ = examples::make_loader(*data_.val, std::make_unique<samplers::SequentialSampler>(data_.val->size()),
-                                      options, place);
   if (loaded) resume(*loaded);
+  // A process that replaces a lost one may find a later checkpoint than the others have begun with.
+  if (place.group != nullptr) place.group->broadcast(std::span(&epoch_, 1)).wait();
   schedule_->set_steps(epoch_);
   train_loader_->set_position({epoch_, 0});
 }
@@ -163,22 +169,37 @@ void Training::resume(const LoadedCheckpoint& loaded) {
 }
 
 void Training::run() {
-  if (options_.evaluate) {
-    validate();
-    return;
-  }
-  std::optional<FolderLock> lock;
-  if (place_.saves) lock.emplace(prepare_checkpoint_folder(options_.checkpoint, epoch_ * train_loader_->steps()));
+  if (options_.evaluate) return elastic::unit([&] { validate(); });
+  elastic::unit([&] {
+    if (place_.saves()) lock_folder(epoch_);
+    place_.wait_for_all();
+  });
   for (; epoch_ < options_.epochs; ++epoch_) {
     train(epoch_);
-    const double acc1 = validate();
+    elastic::unit([&] { end_epoch(epoch_); });
     schedule_->step();
-    const bool best = acc1 > best_acc1_;
-    best_acc1_ = std::max(acc1, best_acc1_);
-    if (place_.saves) save(epoch_ + 1, best);
   }
-  const Tensor values = network_.model->parameters().values().to(Device{});
-  say("parameters: sha256 " + sha256_hex(std::as_bytes(values.span<float>())));
+  elastic::unit([&] {
+    const Tensor values = network_.model->parameters().values().to(Device{});
+    say("parameters: sha256 " + sha256_hex(std::as_bytes(values.span<float>())));
+    place_.wait_for_all();
+  });
+}
+
+/// What the processes do together between two epochs. Where an elastic job goes on without a lost one, another process
+/// may save in the meantime.
+void Training::end_epoch(std::int64_t epoch) {
+  if (!place_.saves()) lock_.reset();
+  const double acc1 = validate();
+  const bool best = acc1 > best_acc1_;
+  best_acc1_ = std::max(acc1, best_acc1_);
+  if (place_.saves()) save(epoch + 1, best);
+  place_.wait_for_all();
+}
+
+/// With checkpoints of so many epochs at most.
+void Training::lock_folder(std::int64_t epochs) {
+  if (!lock_) lock_.emplace(prepare_checkpoint_folder(options_.checkpoint, epochs * train_loader_->steps()));
 }
 
 void Training::train(std::int64_t epoch) {
@@ -188,9 +209,9 @@ void Training::train(std::int64_t epoch) {
                                {&step_time, &data_time, &meters.loss, &meters.top1, &meters.top5});
   nn::Module& net = network_.net();
   network_.model->train();
-  std::int64_t step = 0;
   Clock::time_point begin = Clock::now();
   for (auto& [images, labels] : *train_loader_) {
+    const std::int64_t step = images.stamp().step % train_loader_->steps();
     data_time.add(microseconds_since(begin) / 1e6);
     const Tensor target = labels.to(place_.devices[0]);
     const Variable output = net(images.to(place_.devices[0]));
@@ -203,7 +224,7 @@ void Training::train(std::int64_t epoch) {
 
     step_time.add(microseconds_since(begin) / 1e6);
     begin = Clock::now();
-    if (step++ % options_.print_freq == 0) say(progress.line(step));
+    if (step % options_.print_freq == 0) say(progress.line(step + 1));
   }
 }
 
@@ -211,7 +232,9 @@ void Training::train(std::int64_t epoch) {
 double Training::validate() {
   AverageMeter step_time("Time", {.width = 6, .precision = 3});
   Meters meters;
-  const ProgressMeter progress("Test: ", val_loader_->steps(), {&step_time, &meters.loss, &meters.top1, &meters.top5});
+  const auto loader = examples::make_loader(
+      *data_.val, std::make_unique<samplers::SequentialSampler>(data_.val->size()), options_, place_);
+  const ProgressMeter progress("Test: ", loader->steps(), {&step_time, &meters.loss, &meters.top1, &meters.top5});
   const NoGrad no_grad;
   nn::FlatParameters& store = network_.model->parameters();
   const int buffers = static_cast<int>(store.buffers().size());
@@ -221,7 +244,7 @@ double Training::validate() {
   network_.model->eval();
   std::int64_t step = 0;
   Clock::time_point begin = Clock::now();
-  for (auto& [images, labels] : *val_loader_) {
+  for (auto& [images, labels] : *loader) {
     const Tensor target = labels.to(place_.devices[0]);
     const Variable output = net(images.to(place_.devices[0]));
     meters.add(output, ops::cross_entropy(output, target), target);
@@ -236,6 +259,7 @@ double Training::validate() {
 
 /// The number of epochs is the schedule's state, too.
 void Training::save(std::int64_t epochs, bool best) {
+  lock_folder(epochs);
   Metadata all = settings();
   all["seed"] = std::to_string(seed_);
   save_checkpoint(options_.checkpoint,
@@ -265,13 +289,14 @@ void run_place(const ImageNetOptions& options, const Place& place) {
   Training(options, place).run();
 }
 
-/// A rank of a group that meets as `init` says. `on_node` processes share the node's batch.
-void run_rank(const ImageNetOptions& options, ddp::InitOptions init, Device device, int on_node, bool saves) {
+/// A rank of a group that meets as `init` says. `on_node` processes share the node's batch, of which rank `saver`
+/// saves.
+void run_rank(const ImageNetOptions& options, ddp::InitOptions init, Device device, int on_node, int saver) {
   init.backend = options.dist_backend;
   if (init.backend.empty()) init.backend = device.kind == DeviceKind::cuda ? "nccl" : "auto";
   if (device.kind == DeviceKind::cuda) init.device = device;
   const auto group = ddp::init_process_group(init);
-  run_place(options, {.devices = {device}, .on_node = on_node, .group = group.get(), .saves = saves});
+  run_place(options, {.devices = {device}, .on_node = on_node, .group = group.get(), .saver = saver});
 }
 
 /// "tcp://HOST:PORT" for the launcher of this node's processes.
@@ -289,7 +314,7 @@ void set_meeting_place(const std::string& url, ddp::LaunchOptions& launch) {
 void run_launched(const ImageNetOptions& options) {
   const ddp::RankInfo info = ddp::rank_info();
   const Device device = examples::device_of_rank(options, info.local_rank);
-  run_rank(options, {}, device, info.local_world_size, info.local_rank == 0);
+  run_rank(options, {}, device, info.local_world_size, info.rank - info.local_rank);
 }
 
 /// Starts a process for each device of this node.
@@ -308,7 +333,7 @@ void run_by_hand(const ImageNetOptions& options) {
                       ": expected --rank and --dist-url tcp://HOST:PORT");
   const auto on_node = static_cast<int>(options.gpu ? examples::devices_of_node(options).size() : 1);
   run_rank(options, {.init_method = options.dist_url, .rank = options.rank, .world_size = options.world_size},
-           examples::device_of_rank(options, 0), on_node, options.rank == 0);
+           examples::device_of_rank(options, 0), on_node, 0);
 }
 
 int run(const ImageNetOptions& options) {

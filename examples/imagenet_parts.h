@@ -39,9 +39,13 @@ struct Place {
   std::vector<Device> devices;         // this process's; the first holds the model
   int on_node = 1;                     // processes that share a node's batch and workers
   ddp::ProcessGroup* group = nullptr;  // null: not distributed
-  bool saves = true;
+  int saver = 0;                       // the rank that saves checkpoints of this node
   int rank() const { return group != nullptr ? group->rank() : 0; }
+  bool saves() const { return rank() == saver; }
   int world_size() const { return group != nullptr ? group->size() : 1; }
+  void wait_for_all() const {
+    if (group != nullptr) group->barrier().wait();
+  }
 };
 
 inline DeviceKind device_kind(const ImageNetOptions& options) {

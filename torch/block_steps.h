@@ -17,6 +17,7 @@
 #include "ddp/group/tree_parts.h"
 #include "lib/base/function_ref.h"
 #include "lib/base/lasting.h"
+#include "lib/base/recovery.h"
 #include "lib/blocks.h"
 #include "lib/error.h"
 #include "lib/random.h"
@@ -97,7 +98,13 @@ class BlockSteps {
   /// has rows, and puts the gradient of the mean over all ranks' rows into the parameters' gradients. Returns this
   /// rank's part of that mean. Throws UsageError on every rank unless each has the rows of its own blocks.
   double run(std::int64_t rows, FunctionRef<at::Tensor(std::int64_t begin, std::int64_t end)> loss_of) {
-    const std::int64_t global = global_rows(rows), first = share_begin(rank_, ranks_, global, blocks_);
+    if (module_.step_may_begin() && blocks_ % ranks_ != 0) share_parts();
+    const std::optional<std::int64_t> known = global_rows(rows);
+    if (!known) {
+      Recovery::instance().recover_if_void();
+      return 0;
+    }
+    const std::int64_t global = *known, first = share_begin(rank_, ranks_, global, blocks_);
     const std::int64_t done = module_.options().steps_before + module_.steps();
     module_.synchroniser_.backward_begins();
     module_.forward_begins();
@@ -129,9 +136,7 @@ class BlockSteps {
     // A rank without rows adds zeros to what the others use.
     const bool all = rows == 0 && !module_.options().find_unused_parameters;
     const DuetWork work(module_.layout_.device());
-    module_.synchroniser_.backward_ended([&](int slot) { return all || used_[static_cast<std::size_t>(slot)] != 0; });
-    work.before_torch();
-    module_.take_sums();
+    module_.end_backward([&](int slot) { return all || used_[static_cast<std::size_t>(slot)] != 0; }, work);
     return sum;
   }
 
@@ -146,6 +151,7 @@ class BlockSteps {
   /// Memory for the sums of this rank's subtrees where some rank has several: where ranks share it, all of them ask for
   /// as much as the one with the most.
   void share_parts() {
+    others_.clear();
     ddp::TreeOrder order;
     order.set(ranks_, blocks_);
     std::vector<void*> places;
@@ -174,11 +180,13 @@ class BlockSteps {
     return list;
   }
 
-  std::int64_t global_rows(std::int64_t rows) {
+  /// Nothing in a void step of an elastic job.
+  std::optional<std::int64_t> global_rows(std::int64_t rows) {
     ddp::ProcessGroup& group = module_.group();
     const c10::DeviceGuard guard(module_.layout_.device());
     std::vector<std::int64_t> all(static_cast<std::size_t>(group.size()));
     group.all_gather(std::span(&rows, 1), std::span(all)).wait();
+    if (Recovery::instance().is_void()) return {};
     std::int64_t global = 0;
     for (const std::int64_t rank_rows : all) global += rank_rows;
     for (std::size_t rank = 0; rank < all.size(); ++rank) {

@@ -17,6 +17,7 @@
 #include "lib/error.h"
 #include "torch/block_steps.h"
 #include "torch/ddp_options.h"
+#include "torch/elastic.h"
 #include "torch/module_synchroniser.h"
 #include "torch/wrapped_module.h"
 
@@ -54,6 +55,7 @@ class DistributedDataParallel {
   auto forward(Inputs&&... inputs) {
     if (at::GradMode::is_enabled()) synchroniser_->follow_parameters();  // backward may follow in eval(), too
     if (!module_->is_training() || !at::GradMode::is_enabled()) return call(*module_, std::forward<Inputs>(inputs)...);
+    synchroniser_->step_may_begin();
     const bool synchronises = synchroniser_->synchronises();
     if (synchronises) synchroniser_->forward_begins();
     const std::int64_t rows = rows_of(inputs...);
@@ -79,6 +81,12 @@ class DistributedDataParallel {
   /// depends on the step. It may outlive this.
   using NoSync = Lasting::Hold;
   [[nodiscard]] NoSync no_sync() { return synchroniser_->no_sync(); }
+
+  /// For loops of elastic jobs: `do { if (net.is_done()) continue; ... optimizer.step(); } while (net.redo());`. See
+  /// ddp::DistributedDataParallel, of which is_done() is needed here, and may be left out there. LibTorch's generator
+  /// of the CPU is seeded for each such body. Throws UsageError as that does.
+  bool is_done() { return synchroniser_->loop() != nullptr && synchroniser_->loop()->is_done(); }
+  bool redo() { return synchroniser_->loop() != nullptr && synchroniser_->loop()->redo(); }
 
   /// Runs `body`, in which ranks may train different numbers of steps: see ddp::DistributedDataParallel::join.
   void join(const std::function<void()>& body) { synchroniser_->join(body); }

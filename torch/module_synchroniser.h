@@ -5,10 +5,13 @@
 #include <ATen/ScalarOps.h>
 #include <c10/core/DeviceGuard.h>
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <exception>
 #include <functional>
 #include <memory>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -18,11 +21,15 @@
 #include "ddp/group/process_group.h"
 #include "ddp/rank_weights.h"
 #include "lib/autograd/node.h"
+#include "lib/base/function_ref.h"
 #include "lib/base/lasting.h"
+#include "lib/base/recovery.h"
 #include "lib/error.h"
 #include "torch/backward_hooks.h"
 #include "torch/ddp_options.h"
 #include "torch/device_order.h"
+#include "torch/elastic.h"
+#include "torch/elastic_loop.h"
 #include "torch/flat_gradients.h"
 #include "torch/tensors.h"
 #include "torch/wrapped_module.h"
@@ -32,12 +39,13 @@ namespace duet::torch {
 /// Keeps the parameters, gradients and buffers of one module the same on all ranks. Used by one thread, which runs
 /// forward and backward; LibTorch calls hooks in threads of its own, too, while that one waits. The module's tensors
 /// and the group must outlive it.
-class ModuleSynchroniser {
+class ModuleSynchroniser final : private Recoverable {
  public:
   /// Checks that all ranks have the same parameters, and copies rank 0's values and buffers to all.
   ModuleSynchroniser(const ModuleTensors& tensors, ddp::ProcessGroup& group,
                      const DistributedDataParallelOptions& options)
       : group_(with_same_model(group, tensors)),
+        loop_(ElasticLoop::instance(group)),
         options_(checked(options)),
         layout_(trained(tensors.parameters)),
         gradients_(layout_, gradient_memory(layout_, &group)),
@@ -50,12 +58,25 @@ class ModuleSynchroniser {
         hooks_(layout_.parameters(), gate_, [this](std::size_t i) { gradient_ready(i); }) {
     for (const NamedTensorRef& parameter : tensors.parameters) {
       parameters_.push_back(parameter.value);
+      names_.push_back(parameter.name);
+      kept_.push_back(0);
       if (!parameter.value.requires_grad()) frozen_.push_back(parameter);
     }
     for (const NamedTensorRef& buffer : tensors.buffers) buffers_.push_back(buffer.value);
-    broadcast_parameters_and_buffers(0);
+    if (loop_ != nullptr) {
+      require_elastic();
+      Recovery::instance().allow_undo();
+    }
+    if (!Recovery::instance().is_void()) {  // else a process that joins gets them with the first step
+      const Lasting::Hold in_state = Recovery::instance().exchange_state();
+      broadcast_parameters_and_buffers(0);
+    }
+    Recoverable::join();
   }
-  ~ModuleSynchroniser() { gate_->close(); }
+  ~ModuleSynchroniser() override {
+    leave();
+    gate_->close();
+  }
   ModuleSynchroniser(const ModuleSynchroniser&) = delete;
   ModuleSynchroniser& operator=(const ModuleSynchroniser&) = delete;
 
@@ -63,7 +84,25 @@ class ModuleSynchroniser {
   bool synchronises() const { return synchroniser_.synchronises() && !in_block_.lasts(); }
   ddp::ProcessGroup& group() { return group_; }
   const DistributedDataParallelOptions& options() const { return options_; }
-  std::int64_t steps() const { return synchroniser_.reducer().steps(); }
+  /// Void steps, and those before a rank has joined, do not count.
+  std::int64_t steps() const {
+    return loop_ != nullptr ? Recovery::instance().steps() + backwards_ : synchroniser_.reducer().steps();
+  }
+  /// Null outside of elastic jobs.
+  ElasticLoop* loop() const { return loop_.get(); }
+
+  /// Before a forward in training. Returns whether the gradients are in other memory than before.
+  bool step_may_begin() {
+    if (loop_ == nullptr) return false;
+    loop_->require_in_body();
+    Recovery::instance().begin_forward();
+    if (!regroups_ || Recovery::instance().is_void()) return false;
+    regroups_ = false;
+    const void* const before = gradients_[0].data_ptr();
+    gradients_ = FlatGradients(layout_, gradient_memory(layout_, &group_));
+    synchroniser_.reducer().move(before, gradients_[0].data_ptr());
+    return true;
+  }
 
   /// Before a forward that backward may follow. Throws UsageError that names a parameter which was converted or
   /// unfrozen since it was wrapped.
@@ -114,6 +153,7 @@ class ModuleSynchroniser {
 
   /// See DistributedDataParallel.
   void join(const std::function<void()>& body) {
+    require<UsageError>(loop_ == nullptr, "join(): ", kNotElastic);
     require<UsageError>(options_.blocks == 0, "join() with blocks: every step is of all ranks' rows");
     const auto parameters_and_buffers = [&](int root) { broadcast_parameters_and_buffers(root); };
     const auto step_begins = [&](int root) {
@@ -129,6 +169,58 @@ class ModuleSynchroniser {
 
  private:
   friend class BlockSteps;
+
+  static constexpr const char* kNotElastic = "an elastic job cannot do steps with it again";
+
+  /// Throws UsageError for what an elastic job cannot do again.
+  void require_elastic() const {
+    const char* const what = !layout_.device().is_cpu()                         ? "a module on a GPU"
+                             : !options_.broadcast_buffers && !buffers_.empty() ? "buffers without broadcast_buffers"
+                             : options_.comm_hook                               ? "a comm_hook"
+                             : options_.static_graph                            ? "static_graph"
+                             : options_.compare_parameters_every > 0            ? "compare_parameters_every"
+                                                                                : nullptr;
+    require<UsageError>(what == nullptr, what == nullptr ? "" : what, ": ", kNotElastic);
+    require<UsageError>(!Recovery::instance().places_change(),
+                        "a LibTorch module in an elastic job with spare processes, or that goes on with fewer ranks: "
+                        "its loop cuts batches for the ranks that it begins with");
+  }
+
+  /// LibTorch's optimizers do not ask whether a step is void: so what they change is copied when it begins.
+  bool is_copied() const override { return true; }
+  void complete_step() override {
+    if (std::uncaught_exceptions() == 0) require_kept();  // else objects leave because of another error
+    backwards_ = 0;
+  }
+  void restore() override {
+    backwards_ = 0;
+    for (std::size_t i = 0; i < accumulated_.size(); ++i) {
+      gradient(i) = at::Tensor();
+      accumulated_[i] = 0;
+    }
+  }
+  void regroup() override { regroups_ = true; }
+  void stream(StateStream& state) override {
+    for (const at::Tensor& parameter : parameters_) stream_tensor(state, parameter, parameter);
+    for (const at::Tensor& buffer : buffers_) stream_tensor(state, buffer, buffer);
+  }
+
+  /// Throws UsageError that names a parameter which a step has changed without an optimizer that is kept.
+  void require_kept() {
+    std::span<const std::byte> before = copied();
+    for (std::size_t i = 0; i < parameters_.size() && !before.empty(); ++i) {
+      const std::size_t bytes = bytes_of(parameters_[i]);
+      if (!kept_[i]) kept_[i] = ElasticState::updates(parameters_[i]);
+      if (!kept_[i]) {
+        StateStream now(std::vector<std::byte>{});
+        stream_tensor(now, parameters_[i], parameters_[i]);
+        require<UsageError>(std::ranges::equal(now.written(), before.first(bytes)), names_[i],
+                            " has changed in a step, but is of no optimizer that an elastic job keeps: "
+                            "duet::torch::elastic_state(\"optimizer\", optimizer)");
+      }
+      before = before.subspan(bytes);
+    }
+  }
 
   static const DistributedDataParallelOptions& checked(const DistributedDataParallelOptions& options) {
     require<UsageError>(options.compare_parameters_every >= 0, "compare_parameters_every is ",
@@ -155,6 +247,8 @@ class ModuleSynchroniser {
       describe(parameter.value.requires_grad() ? "" : "frozen ", parameter);
     for (const NamedTensorRef& buffer : tensors.buffers) describe("buffer ", buffer);
     const DuetWork work(first == nullptr ? at::Device(at::kCPU) : first->value.device());
+    if (Recovery::instance().is_void()) return group;  // a process that joins gets the state of the same model
+    const Lasting::Hold in_state = Recovery::instance().exchange_state();
     ddp::require_same_model(group, descriptions);
     return group;
   }
@@ -248,9 +342,22 @@ class ModuleSynchroniser {
       }
       return has;
     };
+    end_backward(goes_along, work);
+  }
+
+  /// At the end of a backward that is synchronised.
+  void end_backward(FunctionRef<bool(int slot)> goes_along, const DuetWork& work) {
+    Recovery& recovery = Recovery::instance();
+    // Of several wrappers, or backwards of a step, an earlier one has recovered.
+    if (recovery.has_recovered()) return synchroniser_.abandon_backward();
     synchroniser_.backward_ended(goes_along);
     work.before_torch();
     take_sums();
+    if (loop_ == nullptr) return;
+    ++backwards_;
+    broadcast_together(group_, buffers_, 0);  // else rank 0 alone would have those of a complete step
+    if (!recovery.is_void()) return recovery.complete_step();
+    recovery.recover_if_void();
   }
 
   /// The parameters' gradients become the sums, where any rank had one.
@@ -276,16 +383,21 @@ class ModuleSynchroniser {
   }
 
   ddp::ProcessGroup& group_;
+  const std::shared_ptr<ElasticLoop> loop_;
   DistributedDataParallelOptions options_;
   GradientLayout layout_;
   FlatGradients gradients_;
   std::vector<at::Tensor> parameters_, buffers_;  // the frozen ones, too
+  std::vector<std::string> names_;                // of the parameters
+  std::vector<char> kept_;                        // by parameter: an optimizer that is kept has it
   std::vector<NamedTensorRef> frozen_;
   std::vector<char> accumulated_;       // by parameter: under no_sync()
   bool synchronises_ = true;            // the backward that runs
   bool weighed_ = false;                // in it
   Lasting in_block_;                    // within backward_in_blocks()
   double scale_ = 1.0 / group_.size();  // factor of this rank's gradients; not of those of blocks
+  int backwards_ = 0;                   // of the step in flight of an elastic job
+  bool regroups_ = false;               // its ranks have a new process group
   std::uint64_t drops_ = 0;             // backward runs that found no accumulated gradients
   std::shared_ptr<HookGate> gate_ = std::make_shared<HookGate>();
   BackwardEnd backward_;

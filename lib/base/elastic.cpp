@@ -35,6 +35,7 @@ class KeptState final : private Recoverable {
 
  private:
   bool is_copied() const override { return true; }
+  bool is_watched() const override { return true; }
   void begin_step() override {
     require<UsageError>(!Recovery::instance().is_outside() || written_state(*this) == copied(), "the state '", name_,
                         "' has changed outside of steps and units of an elastic job, where a process that replaces a "

@@ -189,9 +189,11 @@ void Recovery::begin_attempt() {
   copy_states();
 }
 
-void Recovery::copy_states() {
+/// `of_watched`: of no others.
+void Recovery::copy_states(bool of_watched) {
   for (Recoverable* const object : objects_)
-    if (undoes_ || object->is_copied()) object->copied_ = written_state(*object, std::move(object->copied_));
+    if (of_watched ? object->is_watched() : undoes_ || object->is_copied())
+      object->copied_ = written_state(*object, std::move(object->copied_));
 }
 
 /// What has ended may be void here, where another rank has completed it.
@@ -199,7 +201,7 @@ void Recovery::leave_steps() {
   if (void_) restore();
   if (is_outside_ || commits_ == 0) return;
   is_outside_ = true;
-  copy_states();
+  copy_states(true);
 }
 
 void Recovery::complete_step() {

@@ -78,7 +78,9 @@ class Recoverable {
   /// Whether steps change the state before they are complete: then what stream() writes is copied when a step begins,
   /// and read from there when it is void.
   virtual bool is_copied() const { return false; }
-  /// That copy, or the one from the end of a pass.
+  /// Whether it must stay as it is between steps: then it is copied where they end, too.
+  virtual bool is_watched() const { return false; }
+  /// The last such copy.
   const std::vector<std::byte>& copied() const { return copied_; }
 
  private:
@@ -209,7 +211,7 @@ class Recovery {
   void begin_attempt();
   void begin_own_batch();
   void require_own_batches(const char* what) const;
-  void copy_states();
+  void copy_states(bool of_watched = false);
   void leave_steps();
   bool attempt(FunctionRef<void()> body);
 

@@ -1,14 +1,18 @@
 #!/usr/bin/env python3
 """Ranks of elastic jobs are struck, and the jobs end with the bits of undisturbed ones.
 
-    strikes.py DUET PROGRAM GAN                        each fault point and rank with signals and networks in turn,
-                                                       loops that are refused, and jobs that end after a loss
-    strikes.py DUET PROGRAM GAN --random N [--seed S]      N jobs, struck at random times; prints one line for each failure
+    strikes.py DUET PROGRAM GAN IMAGENET MAKE_IMAGE_FOLDER     each fault point and rank with signals and networks in turn,
+                                                               loops that are refused, and jobs that end after a loss
+    strikes.py ... --libtorch PROGRAM TRAIN_ELASTIC            only the networks of LibTorch
+    strikes.py ... --random N [--seed S]       N jobs, struck at random times; prints one line for each failure
+
+IMAGENET trains on a folder that MAKE_IMAGE_FOLDER makes, and duet train on the network that LibTorch's PROGRAM writes.
 
 A job in which all ranks that had the state of the training were struck may end with an error that says so; so may one
 in which the same rank was struck twice within a step.
 """
 import argparse
+import glob
 import hashlib
 import itertools
 import json
@@ -21,12 +25,18 @@ import sys
 import tempfile
 import time
 
-ANY_NUMBER = ("cnn", "synchronised", "trained_cnn", "trained_linear", "trained_directly")  # may go on with fewer ranks
+# May go on with fewer ranks.
+ANY_NUMBER = ("cnn", "synchronised", "trained_cnn", "trained_linear", "trained_directly", "imagenet")
 NETWORKS = ("cnn", "plain", "synchronised", "accumulated")
 OWN = ("gan", "own_batches", "own_repeated")  # loops with values or batches of their own
 TRAINED = {"trained_cnn": ("--model", "simple_cnn", "--optimizer", "adamw"),  # by duet train
            "trained_linear": ("--model", "linear", "--loader-workers", "1"),
-           "trained_directly": ("--model", "linear", "--optimizer", "adam")}  # without duet launch
+           "trained_directly": ("--model", "linear", "--optimizer", "adam"),  # without duet launch
+           "trained_script": ("--input", "1x28x28", "--optimizer", "adam")}
+OF_TRAIN = ("trained_cnn", "trained_linear", "trained_directly")
+LIBTORCH = ("trained_script", "example", "sgd", "adam", "adamw", "rmsprop", "adagrad", "blocks", "two")
+IMAGENET = ("-a", "resnet18", "--stem", "cifar", "--width", "4", "--image-size", "16", "-j", "2", "--seed", "1", "--sync-bn",
+            "-b", "24", "--epochs", "4", "--lr", "0.03")
 LOST_ALL = ("no rank is left that has the state of the training", "all ranks had ended their training")
 REFUSED = {"crossing": "gradients of a pass over the loader are accumulated in the next one",
            "leftover": "a unit of an elastic job before the step of a batch that has gone forward",
@@ -41,6 +51,9 @@ REFUSED = {"crossing": "gradients of a pass over the loader are accumulated in t
            "outside": "the state 'epochs' has changed outside of steps and units",
            "no_step": "redo() before the step of an optimizer",
            "two_loops": "redo() of an elastic job is for loops without a loader that ranks share"}
+REFUSED_OF_LIBTORCH = {"unkept": " has changed in a step, but is of no optimizer that an elastic job keeps",
+                       "lbfgs": "the state 'optimizer' is of an optimizer whose state is not known",
+                       "before": "a batch goes forward before is_done()"}
 # Steps have two buckets each, and passes nine steps.
 STRUCK = {"breaks": "all_reduce:1:9:9", "breaks_last": "all_reduce:1:9:9", "shared": "all_reduce:1:21:9",
           "absent": "all_reduce:1:9:9", "fails": "all_reduce:1:9:9"}
@@ -65,10 +78,17 @@ def command(options, network, ranks, folder=None, replace_timeout="60", least=0,
     launch = [options.duet, "launch", "-n", str(ranks), *elastic, "--"]
     if network == "gan":
         return launch + [options.gan, "ddp"]
+    if network == "imagenet":
+        return launch + [options.imagenet, options.images, *IMAGENET, "--checkpoint", f"{folder}/checkpoints"]
+    if network == "example":
+        return launch + [options.libtorch[1], "synthetic", "640"]
+    if options.libtorch and network not in TRAINED:
+        return launch + [options.libtorch[0], network]
     if network not in TRAINED:
         return launch + [options.program, network]
     train = [options.duet, "train", "--mode", "ddp", "--data", "synthetic", "--train-images", "240", "--test-images",
              "60", "--backend", backend, "--batch", "24", "--epochs", "3", "--blocks", "8", *TRAINED[network],
+             *(("--model", options.script) if network == "trained_script" else ()),
              "--result", f"{folder}/result.json", "--fingerprints", f"{folder}/fingerprints",
              "--checkpoint", f"{folder}/checkpoints", "--checkpoint-every", "7"]
     return train + ["--devices", str(ranks), *elastic] if network == "trained_directly" else launch + train
@@ -78,10 +98,18 @@ def sha256(text):
     return hashlib.sha256(text.encode()).hexdigest()
 
 
+def sha256_of_file(name):
+    with open(name, "rb") as file:
+        return hashlib.sha256(file.read()).hexdigest()
+
+
 def state_of(network, output, folder):
     """What must not depend on losses."""
     if network not in TRAINED:
         lines = {line for line in output.splitlines() if "sha256" in line}  # of all ranks that are there
+        files = sorted(glob.glob(f"{folder}/checkpoints/*"))
+        lines |= {line for line in output.splitlines() if line.startswith(" * ")}
+        lines |= {f"{os.path.basename(name)}: {sha256_of_file(name)}" for name in files}
         return " and ".join(sorted(lines)) or "no hash"
     try:
         with open(f"{folder}/result.json", encoding="ascii") as file:
@@ -163,7 +191,8 @@ class Strikes:
 
     def run(self, what, network, ranks, strike, least=0, spares=0, backend="auto", **environment):
         """strike(job) returns the ranks that it has struck, and by what."""
-        key = (network, ranks if network in ("plain", "accumulated", "unstamped", *OWN[1:]) else "any number")
+        alone = network in ("plain", "accumulated", "unstamped", *OWN[1:], *LIBTORCH)
+        key = (network, ranks if alone else "any number")
         if key not in self.expected:
             wrong, self.expected[key], errors, _ = self.job(network, ranks, lambda job: [], 0, 0, "auto")
             if wrong:
@@ -213,7 +242,7 @@ class Strikes:
         points = [("input", 9), ("forward", 1), ("forward", 12), ("backward", 10), ("update", 20), ("commit", 8), ("evaluation", 1),
                   ("checkpoint", 1), ("checkpoint", 4), ("end", 1)]
         for i, ((point, times), rank) in enumerate(itertools.product(points, ranks)):
-            network, number = list(TRAINED)[(i // 3 + rank) % 3], signals[(i + i // 3) % 3]
+            network, number = OF_TRAIN[(i // 3 + rank) % 3], signals[(i + i // 3) % 3]
             fault = f"{point}:{rank}:{times}:{int(number)}"
             self.run(f"DUET_FAULT={fault}, {network}", network, 3, lambda job: [], DUET_FAULT=fault)
 
@@ -228,7 +257,7 @@ class Strikes:
         # A second rank, or the new process, during the recovery from the loss of rank 1.
         points = [("joining", (1,)), ("arriving", (0, 2)), ("agreement", ranks), ("state", ranks)]
         for i, (point, rank) in enumerate((point, rank) for point, ranks_of in points for rank in ranks_of):
-            network, number = (NETWORKS + tuple(TRAINED) + OWN)[i % 10], signals[i % 3]
+            network, number = (NETWORKS + OF_TRAIN + OWN)[i % 10], signals[i % 3]
             fault = f"all_reduce:1:9:9,{point}:{rank}:1:{int(number)}:{int(rank == 1)}"
             self.run(f"DUET_FAULT={fault}, {network}", network, 3, lambda job: [], DUET_FAULT=fault)
 
@@ -250,7 +279,7 @@ class Strikes:
     def run_with_spares(self):
         points = [("all_reduce", 15), ("collective", 25), ("forward", 12), ("update", 20), ("checkpoint", 1), ("end", 1)]
         for i, ((point, times), rank) in enumerate(itertools.product(points, (0, 1, 2))):
-            network = NETWORKS[i % 4] if point in ("all_reduce", "collective") else list(TRAINED)[(i // 3 + rank) % 3]
+            network = NETWORKS[i % 4] if point in ("all_reduce", "collective") else OF_TRAIN[(i // 3 + rank) % 3]
             fault = f"{point}:{rank}:{times}:{int((signal.SIGKILL, signal.SIGSTOP, signal.SIGSEGV)[(i + i // 3) % 3])}"
             self.run(f"spare, DUET_FAULT={fault}, {network}", network, 3, lambda job: [], 0, 1, DUET_FAULT=fault)
         # Its RANK is that of the last rank.
@@ -267,13 +296,37 @@ class Strikes:
             self.run(f"tcp, DUET_FAULT={first}{fault}, {network}", network, 3, lambda job: [], (i % 2 == 0) * (1 + i // 2 % 2),
                      int(i % 3 == 2), "tcp", DUET_FAULT=first + fault)
 
-    def run_refused(self):
-        for loop, text in REFUSED.items():
-            self.jobs += 1
-            wrong, _, errors = Job(command(self.options, loop, 2), DUET_FAULT=STRUCK.get(loop, "")).end()
-            if wrong != "exit code 1" or text not in errors:
-                self.failures += 1
-                print(f"{loop}: {wrong or 'no error'}, expected: {text}\n{errors[-2000:]}", flush=True)
+    def run_imagenet(self):
+        """In steps, also behind the best epoch, in an evaluation, and before a checkpoint takes its name."""
+        points = [("all_reduce:1:15", 0, 0), ("rename:0:3", 0, 0), ("collective:2:226", 0, 0), ("commit:0:20", 0, 0),
+                  ("rename:0:5", 1, 0), ("commit:1:13", 0, 1)]
+        for i, (point, least, spares) in enumerate(points):
+            fault = f"{point}:{int((signal.SIGKILL, signal.SIGSTOP)[i % 2])}"
+            self.run(f"DUET_FAULT={fault}, imagenet", "imagenet", 3, lambda job: [], least, spares, DUET_FAULT=fault)
+
+    def run_libtorch(self):
+        points = [("update:0:12", "trained_script"), ("forward:1:22", "trained_script"), ("all_reduce:1:8", "example"),
+                  ("commit:0:10", "example"), ("all_reduce:0:12", "sgd"), ("collective:2:30", "adam"),
+                  ("all_reduce:2:10", "blocks"), ("all_reduce:0:13", "two")]
+        for i, (point, network) in enumerate(points):
+            fault = f"{point}:{int((signal.SIGKILL, signal.SIGSTOP)[i % 2])}"
+            self.run(f"DUET_FAULT={fault}, {network}", network, 3, lambda job: [], DUET_FAULT=fault)
+        self.refuse(REFUSED_OF_LIBTORCH)
+        with tempfile.TemporaryDirectory() as folder:
+            for network, text in (("trained_script", "LibTorch's sums depend on how many rows a rank has"),
+                                  ("sgd", "its loop cuts batches for the ranks that it begins with")):
+                self.require_refused(network, text, Job(command(self.options, network, 2, folder, least=1)))
+
+    def require_refused(self, loop, text, job):
+        self.jobs += 1
+        wrong, _, errors = job.end()
+        if wrong not in ("exit code 1", "exit code 2") or text not in errors:
+            self.failures += 1
+            print(f"{loop}: {wrong or 'no error'}, expected: {text}\n{errors[-2000:]}", flush=True)
+
+    def refuse(self, loops):
+        for loop, text in loops.items():
+            self.require_refused(loop, text, Job(command(self.options, loop, 2), DUET_FAULT=STRUCK.get(loop, "")))
 
     def run_ended(self):
         for (loop, timeout), texts in ENDED.items():
@@ -288,11 +341,11 @@ class Strikes:
     def run_random(self, count, seed):
         for number in range(seed, seed + count):
             draw = random.Random(number)
-            network, ranks = draw.choice(NETWORKS + tuple(TRAINED) + OWN), draw.choice((2, 3, 4))
+            network, ranks = draw.choice(self.options.networks), draw.choice((2, 3, 4))
             delay = f"all_reduce:*:{draw.choice((0, 1000, 4000))}"
             least = draw.randrange(ranks) if network in ANY_NUMBER else 0
-            spares = draw.choice((0, 0, 1, 2)) if network not in OWN[1:] else 0
-            backend = draw.choice(("auto", "tcp")) if network != "gan" else "auto"
+            spares = draw.choice((0, 0, 1, 2)) if network not in (*OWN[1:], *LIBTORCH[1:]) else 0
+            backend = draw.choice(("auto", "tcp")) if network in NETWORKS + tuple(TRAINED) + OWN[1:] else "auto"
             done = []
 
             def strike(job):
@@ -320,22 +373,41 @@ def main():
     parser.add_argument("duet")
     parser.add_argument("program")
     parser.add_argument("gan")
+    parser.add_argument("imagenet")
+    parser.add_argument("make_image_folder")
+    parser.add_argument("--libtorch", nargs=2, metavar=("PROGRAM", "TRAIN_ELASTIC"))
     parser.add_argument("--fewer", action="store_true", help="only the jobs that go on with fewer ranks, or have spare ones")
     parser.add_argument("--random", type=int, metavar="N")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--networks", nargs="+", default=[], help="of --random; default: all")
     options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        return run(options, folder)
+
+
+def run(options, folder):
+    options.networks = options.networks or (LIBTORCH if options.libtorch else (*NETWORKS, *OF_TRAIN, *OWN, "imagenet"))
+    options.script, options.images = f"{folder}/net.pt", "synthetic:classes=4,size=24,train=120,test=60"
+    if options.libtorch:
+        subprocess.run([options.libtorch[0], "script", options.script], check=True)
+    made = subprocess.run([options.make_image_folder, f"{folder}/images", options.images], check=False, capture_output=True)
+    if made.returncode == 0:  # else duet is built without JPEG
+        options.images = f"{folder}/images"
     strikes = Strikes(options)
     if options.random:
         strikes.run_random(options.random, options.seed)
         print(f"{strikes.strikes} strikes; {strikes.lost} jobs of which no rank was left with the state")
+    elif options.libtorch:
+        strikes.run_libtorch()
     else:
         if not options.fewer:
             strikes.run_points()
+            strikes.run_imagenet()
         strikes.run_with_fewer()
         strikes.run_with_spares()
         strikes.run_over_tcp()
         if not options.fewer:
-            strikes.run_refused()
+            strikes.refuse(REFUSED)
             strikes.run_ended()
     print(f"{strikes.jobs - strikes.failures} passed, {strikes.failures} failed")
     return 1 if strikes.failures else 0
