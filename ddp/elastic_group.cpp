@@ -220,9 +220,12 @@ void ElasticGroup::exchange_state(const RecoveryPlan& plan) {
 }
 
 std::unique_ptr<ProcessGroup> make_elastic_group(const ElasticOptions& options) {
-  const std::string store_path = environment_variable(kElasticStoreVariable).value_or("");
   auto memory = std::make_unique<JobMemory>(environment_variable(kElasticVariable).value_or(""));
-  const auto store = std::make_shared<FileStore>(store_path, "elastic", 0, options.join_timeout);
+  const std::shared_ptr<Store> store =
+      options.store != nullptr
+          ? options.store
+          : std::make_shared<FileStore>(environment_variable(kElasticStoreVariable).value_or(""), "elastic", 0,
+                                        options.join_timeout);
   const int ranks = memory->ranks();
   const std::string number = environment_variable(kElasticProcessVariable).value_or(std::to_string(options.rank));
   const int process = parse_number<int>(number).value_or(-1);
@@ -234,6 +237,7 @@ std::unique_ptr<ProcessGroup> make_elastic_group(const ElasticOptions& options) 
     return connect({.backend = options.backend,
                     .connect_timeout = options.join_timeout,
                     .group = {.timeout = options.timeout},
+                    .address = options.address,
                     .check = check},
                    std::make_shared<CheckedStore>(own, check), rank, size);
   };

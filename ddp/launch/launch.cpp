@@ -14,6 +14,7 @@
 #include <exception>
 #include <filesystem>
 #include <fstream>
+#include <list>
 #include <memory>
 #include <optional>
 #include <system_error>
@@ -21,6 +22,7 @@
 
 #include "ddp/group/failure_report.h"
 #include "ddp/group/flight_recorder.h"
+#include "ddp/launch/job_hosts.h"
 #include "ddp/launch/job_processes.h"
 #include "ddp/launch/losses.h"
 #include "ddp/launch/rank_environment.h"
@@ -84,7 +86,8 @@ RankFile make_record_file() {
 }
 
 JobArbiter::Sizes sizes_of(const LaunchOptions& options) {
-  return {options.ranks, options.min_ranks == 0 ? options.ranks : options.min_ranks, options.spares};
+  const int ranks = options.nodes * options.ranks;
+  return {ranks, options.min_ranks == 0 ? ranks : options.min_ranks, options.spares};
 }
 
 struct JobRank {
@@ -119,14 +122,16 @@ class Job {
         waits_(options.remark_after, ranks_elsewhere(options)),
         variables_(std::move(variables)),
         cores_(cores) {
-    if (options.elastic) losses_.emplace(sizes_of(options), options.max_failures);
-    ranks_.reserve(static_cast<std::size_t>(options.ranks + options.spares));
-    for (int local = 0; local < options.ranks + options.spares; ++local) ranks_.push_back(start_rank(local));
+    if (options.elastic) losses_.emplace(sizes_of(options), options.max_failures, options.nodes == 1);
+    if (options.elastic && options.nodes > 1) meet_hosts();
+    if (follows()) return;  // the arbiter says what starts
+    const int first = options.node_rank * options.ranks;
+    for (int local = 0; local < options.ranks + options.spares; ++local) ranks_.push_back(start_rank(first + local));
   }
 
   /// Returns when all have ended.
   LaunchResult run() {
-    while (any_alive()) {
+    while (any_alive() || is_needed_elsewhere()) {
       wait_for_events();
       read_lines(false);
       pass_on_signals();
@@ -136,33 +141,51 @@ class Job {
       end_overdue();
     }
     read_lines(true);
-    return result();
+    LaunchResult ended = result();
+    if (hosts_) hosts_->end(ended.message);
+    return ended;
   }
 
  private:
-  JobRank start_rank(int local, int replacement = 0) {
+  void meet_hosts() {
+    const JobMeeting meeting{variables_.port, concat(variables_.run_id, '|', variables_.port), given_secret()};
+    hosts_ = options_.node_rank == 0 ? make_job_arbiter(options_, meeting, losses_->job(), losses_->arbiter())
+                                     : make_job_follower(options_, meeting, losses_->job());
+  }
+  /// Whether the launcher of another host decides on losses.
+  bool follows() const { return hosts_ && options_.node_rank != 0; }
+  bool is_needed_elsewhere() const {
+    return hosts_ && !sigterm_at_ && !terminate_at_ && interrupted_ == 0 && hosts_->is_needed();
+  }
+
+  /// `rank`: or the number of a spare process, behind those of the ranks.
+  JobRank start_rank(int rank, int replacement = 0) {
     RankVariables variables = variables_;
-    const bool is_spare = local >= options_.ranks;
-    variables.local_rank = is_spare ? options_.ranks - 1 : local;
-    variables.process = local;
-    const int rank = options_.node_rank * options_.ranks + local;
+    const int ranks = options_.nodes * options_.ranks;
+    const bool is_spare = rank >= ranks;
+    variables.rank = std::min(rank, ranks - 1);
+    variables.local_rank = variables.rank % options_.ranks;
+    variables.process = rank;
+    const bool is_own = variables.rank / options_.ranks == options_.node_rank;
     RankFile error_file = make_error_file(output_->error_file(rank)), record_file = make_record_file();
     variables.error_file = error_file.path;
     variables.record_file = record_file.path;
     if (losses_) {
       variables.elastic_file = losses_->memory().path;
-      variables.elastic_store = losses_->store().path;
+      if (!hosts_) variables.elastic_store = losses_->store().path;
       variables.replacement = is_spare ? replacement + 1 : replacement;
     }
-    RankProcess process(concat("the process of rank ", rank, " of ", options_.nodes * options_.ranks), options_.command,
+    RankProcess process(concat("the process of rank ", rank, " of ", ranks), options_.command,
                         rank_environment(options_, variables),
-                        cores_.empty() || is_spare ? std::vector<int>{} : cores_[static_cast<std::size_t>(local)]);
+                        cores_.empty() || is_spare || !is_own ? std::vector<int>{}
+                                                              : cores_[static_cast<std::size_t>(variables.local_rank)]);
     return {rank, replacement, std::move(error_file), std::move(record_file), std::move(process)};
   }
 
   bool any_alive() {
     for (JobRank& rank : ranks_) rank.process.look();
     look_for_losses();
+    if (hosts_) look_for_hosts();
     look_for_recoveries();
     look_for_failures();
     return std::any_of(ranks_.begin(), ranks_.end(), [](const JobRank& rank) { return !rank.process.ended(); });
@@ -180,7 +203,7 @@ class Job {
   /// Puts a process that replaces a lost one in its place.
   void start_again(JobRank& rank) {
     read_lines(rank);
-    JobRank fresh = start_rank(rank.rank - options_.node_rank * options_.ranks, rank.replacement + 1);
+    JobRank fresh = start_rank(rank.rank, rank.replacement + 1);
     std::destroy_at(&rank);
     std::construct_at(&rank, std::move(fresh));
   }
@@ -188,10 +211,11 @@ class Job {
   /// In an elastic job, replaces what was lost, as far as it may be.
   void look_for_losses() {
     if (!losses_ || sigterm_at_ || terminate_at_ || interrupted_ != 0) return;
+    if (follows()) return report_losses();
     for (JobRank& rank : ranks_) {
       if (!is_lost(rank)) continue;
       const std::string cause = message_of(rank);
-      const JobLosses::Loss loss = losses_->lose(rank.rank, cause, rank.stop_ended ? Phase::none : rank.record().phase);
+      const JobLosses::Loss loss = losses_->lose(rank.rank, cause, phase_of(rank));
       if (loss == JobLosses::Loss::begins) return start_all_again(cause);
       if (loss == JobLosses::Loss::ends_job) {  // also by a rank that has ended with exit code 0
         rank.failed = true;
@@ -199,20 +223,54 @@ class Job {
         return;
       }
       start_again(rank);
+      if (hosts_) hosts_->replace(rank.rank, true);
       remark(concat(cause, " after step ", losses_->step(), "; ", JobLosses::consequence(loss)));
     }
+  }
+  static Phase phase_of(const JobRank& rank) { return rank.stop_ended ? Phase::none : rank.record().phase; }
+
+  /// Tells the arbiter what was lost here.
+  void report_losses() {
+    for (auto rank = ranks_.begin(); rank != ranks_.end();) {
+      const auto lost = rank++;
+      if (!is_lost(*lost)) continue;
+      read_lines(*lost);
+      hosts_->lose(lost->rank, message_of(*lost), phase_of(*lost));
+      ranks_.erase(lost);
+    }
+  }
+
+  /// What other launchers say, and ask for.
+  void look_for_hosts() {
+    for (const HostEvent& event : hosts_->exchange()) {
+      if (event.kind == HostEvent::Kind::remarks) remark(event.text);
+      if (sigterm_at_ || terminate_at_ || interrupted_ != 0) continue;
+      if (event.kind == HostEvent::Kind::start) ranks_.push_back(start_rank(event.rank, event.replacement));
+      if (event.kind == HostEvent::Kind::lost) lose_elsewhere(event);
+      if (event.kind == HostEvent::Kind::ends) end_by(event.rank, event.text);
+    }
+  }
+
+  /// A process of another host.
+  void lose_elsewhere(const HostEvent& event) {
+    const JobLosses::Loss loss = losses_->lose(event.rank, event.text, event.phase, !event.is_same_loss);
+    if (loss == JobLosses::Loss::ends_job) return end_by(event.rank, event.text + losses_->reason());
+    const JobHosts::Start start = hosts_->replace(event.rank, loss != JobLosses::Loss::left_out);
+    if (start == JobHosts::Start::here) ranks_.push_back(start_rank(event.rank, 1));
+    remark(concat(event.text, " after step ", losses_->step(), "; ",
+                  start == JobHosts::Start::later ? "the others go on, until its host takes part again"
+                                                  : JobLosses::consequence(loss)));
   }
 
   /// Says which new processes have the state of the training; ends the job where some do not come.
   void look_for_recoveries() {
     if (!losses_) return;
     for (const std::string& text : losses_->recoveries()) remark(text);
-    losses_->admit_ready();
+    if (!follows()) losses_->admit_ready();
     for (const JobRank& rank : ranks_)
       if (losses_->is_superfluous(rank.rank)) rank.process.send(SIGKILL);
     if (sigterm_at_ || terminate_at_ || interrupted_ != 0) return;
-    if (const auto absence = losses_->overdue(options_.replace_timeout))
-      end_by(ranks_[static_cast<std::size_t>(absence->rank)], absence->message);
+    if (const auto absence = losses_->overdue(options_.replace_timeout)) end_by(absence->rank, absence->message);
   }
 
   /// Before the first step is complete there is nothing to lose.
@@ -230,6 +288,7 @@ class Job {
     bool blind = false;
     const bool reads = written_.lines.has_room();
     if (!reads) events.push_back({written_.lines.descriptor(), POLLIN, 0});
+    if (hosts_) events.push_back({hosts_->descriptor(), POLLIN, 0});
     for (JobRank& one : ranks_) {
       RankProcess& rank = one.process;
       if (reads && rank.output().open()) events.push_back({rank.output().descriptor(), POLLIN, 0});
@@ -325,14 +384,17 @@ class Job {
       if (losses_)
         rank.process.send(SIGKILL);  // it is lost once it is dead
       else
-        end_by(rank, message_of(rank));
+        end_by(rank.rank, message_of(rank));
     }
   }
 
-  /// Ends the job, of which a rank has failed that runs.
-  void end_by(const JobRank& rank, const std::string& message) {
-    overdue_ = &rank;
-    overdue_message_ = message;
+  /// Ends the job, of which a rank has failed that runs, or is on another host.
+  void end_by(int rank, const std::string& message) {
+    const auto here = std::ranges::find(ranks_, rank, &JobRank::rank);
+    if (here == ranks_.end())
+      elsewhere_ = {rank, message};
+    else
+      overdue_ = &*here, overdue_message_ = message;
     terminate_at_ = Clock::now();
   }
 
@@ -427,6 +489,7 @@ class Job {
 
   LaunchResult result() const {
     if (interrupted_ != 0) return interrupted_by(interrupted_);
+    if (elsewhere_) return {.exit_code = 1, .failed_rank = elsewhere_->first, .message = elsewhere_->second};
     const JobRank* first = nullptr;
     for (const JobRank& rank : ranks_) {
       const int score = culprit_score(rank);
@@ -449,13 +512,15 @@ class Job {
   LaunchOutput& written_;
   JobGuard& guard_;
   std::shared_ptr<RankOutput> output_;
-  std::vector<JobRank> ranks_;
+  std::list<JobRank> ranks_;
   WaitWatch waits_;
   const RankVariables variables_;
   const std::vector<std::vector<int>> cores_;
-  std::optional<JobLosses> losses_;   // of an elastic job
-  Clock::time_point next_look_{};     // at the records
-  const JobRank* overdue_ = nullptr;  // stopped, or absent, for longer than the limit
+  std::optional<JobLosses> losses_;                       // of an elastic job
+  std::unique_ptr<JobHosts> hosts_;                       // of one that has several
+  std::optional<std::pair<int, std::string>> elsewhere_;  // a rank of another host by which the job ends, and how
+  Clock::time_point next_look_{};                         // at the records
+  const JobRank* overdue_ = nullptr;                      // stopped, or absent, for longer than the limit
   std::string overdue_message_{};
   int interrupted_ = 0;
   std::optional<Clock::time_point> terminate_at_, cause_until_, sigterm_at_, kill_at_;
@@ -468,14 +533,16 @@ constexpr Milliseconds kReaderPatience{10'000}, kReaderPatienceInterrupted{1000}
 void check(const LaunchOptions& options) {
   require<UsageError>(options.ranks >= 1 && options.ranks <= kMaxRanks, "a job has 1 to 1024 ranks, got ",
                       options.ranks);
-  require<UsageError>(0 <= options.min_ranks && options.min_ranks <= options.ranks, "a job of ", options.ranks,
-                      " ranks goes on with 1 to ", options.ranks, " of them at least, got ", options.min_ranks);
+  const std::int64_t ranks = std::int64_t{options.nodes} * options.ranks;
+  require<UsageError>(0 <= options.min_ranks && options.min_ranks <= ranks, "a job of ", ranks,
+                      " ranks goes on with 1 to ", ranks, " of them at least, got ", options.min_ranks);
   require<UsageError>(0 <= options.spares && options.ranks + options.spares <= kMaxRanks, "a job of ", options.ranks,
                       " ranks has 0 to ", kMaxRanks - options.ranks, " spare processes, got ", options.spares);
   require<UsageError>((options.min_ranks == 0 && options.spares == 0) || options.elastic,
                       "only an elastic job goes on with fewer ranks, or has spare processes");
-  require<UsageError>(!options.elastic || options.nodes == 1, "an elastic job is on one host, got ", options.nodes);
-  require<UsageError>(!options.elastic || options.ranks > 1,
+  require<UsageError>(options.spares == 0 || options.nodes == 1, "spare processes are for a job on one host, got ",
+                      options.nodes);
+  require<UsageError>(!options.elastic || ranks > 1,
                       "an elastic job has 2 or more ranks: nothing else has the state of one that is lost");
   require<UsageError>(options.max_failures >= 0, "an elastic job's losses must not be negative, got ",
                       options.max_failures);

@@ -28,10 +28,11 @@ RankFile make_file(const std::string& kind, std::size_t bytes) {
 
 }  // namespace
 
-JobLosses::JobLosses(const JobArbiter::Sizes& sizes, int most)
+JobLosses::JobLosses(const JobArbiter::Sizes& sizes, int most, bool one_host)
     : sizes_(sizes),
       processes_(sizes.ranks + sizes.spares),
       most_(most),
+      one_host_(one_host),
       last_(static_cast<std::size_t>(sizes.ranks + sizes.spares)) {
   begin();
 }
@@ -56,10 +57,10 @@ const char* JobLosses::consequence(Loss loss) {
   return "";
 }
 
-JobLosses::Loss JobLosses::lose(int rank, const std::string& how, Phase phase) {
+JobLosses::Loss JobLosses::lose(int rank, const std::string& how, Phase phase, bool counts) {
   std::int64_t step = 0;
   for (int one = 0; one < processes_; ++one) step = std::max(step, job_->steps(one));
-  losses_ = step - step_ >= kStepsBetween ? 1 : losses_ + 1;
+  losses_ = step - step_ >= kStepsBetween ? 1 : losses_ + counts;
   step_ = std::max(step_, step);
   const bool computes = (phase == Phase::forward || phase == Phase::backward) && !job_->recovers(rank);
   const bool was_member = job_->is_member(rank);
@@ -72,14 +73,14 @@ JobLosses::Loss JobLosses::lose(int rank, const std::string& how, Phase phase) {
         concat("step ", last.within, " has killed rank ", rank, " twice: its rows of the batch may be the cause"));
   if (losses_ > most_)
     return end(concat("more than ", most_, " losses without ", kStepsBetween, " steps between any two"));
-  if (step_ == 0 && was_member && !job_->ended()) return Loss::begins;
+  if (step_ == 0 && was_member && !job_->ended()) return begin_again();
   if (!arbiter_->lose(rank, step_)) return end("all ranks had ended their training");
   if (!was_member) return Loss::outside;
   admitted_ = last.told = last.joins = false;
   last.left_out = !job_->is_member(rank) && !arbiter_->is_whole();
   if (arbiter_->any_step())
     return last.left_out ? Loss::left_out : job_->is_member(rank) ? Loss::replaced : Loss::spared;
-  return step_ == 1 ? Loss::begins : end("no rank is left that has the state of the training");
+  return step_ == 1 ? begin_again() : end("no rank is left that has the state of the training");
 }
 
 bool JobLosses::recovers() const {
@@ -129,6 +130,10 @@ std::optional<JobLosses::Absence> JobLosses::overdue(Milliseconds limit) const {
                     job_->committed(rank) == JobMemory::kNoState ? "'s new process" : "");
   return Absence{missing.front(), concat(names, missing.size() > 1 ? " have" : " has", " not joined within ",
                                          std::chrono::duration<double>(limit).count(), " s after the last loss")};
+}
+
+JobLosses::Loss JobLosses::begin_again() {
+  return one_host_ ? Loss::begins : end("no step was complete: a job on several hosts does not start again by itself");
 }
 
 JobLosses::Loss JobLosses::end(const std::string& reason) {
