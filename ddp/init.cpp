@@ -365,11 +365,12 @@ std::unique_ptr<ProcessGroup> meet_elastic(const InitOptions& options, const Ren
                          .backend = options.backend == "tcp" ? "tcp" : "shm",
                          .timeout = options.timeout,
                          .join_timeout = options.join_timeout};
-  if (environment_variable(kElasticStoreVariable)) return make_elastic_group(elastic);
+  const std::string store = environment_variable(kElasticStoreVariable).value_or("");
+  if (store.starts_with("/")) return make_elastic_group(elastic);
   require<UsageError>(options.backend != "shm", "backend shm: the elastic job is on several hosts");
   std::optional<MeetingFolder> folder;
   elastic.backend = "tcp";
-  elastic.store = open_store(options, meeting, folder, elastic.address);
+  elastic.store = std::make_shared<PrefixStore>(open_store(options, meeting, folder, elastic.address), store);
   if (const auto interface = environment_variable(kInterfaceVariable))
     elastic.address = address_of(*interface, elastic.address);
   return make_elastic_group(elastic);

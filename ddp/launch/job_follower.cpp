@@ -2,6 +2,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <string>
 #include <vector>
@@ -84,6 +85,15 @@ std::vector<std::byte> JobArbiter::decisions() const {
 }
 
 JobFollower::JobFollower(JobMemory& memory) : memory_(*memory.memory_) { memory_.follows.store(1); }
+
+void JobFollower::clear() {
+  const std::uint32_t ranks = memory_.ranks.load(), least = memory_.least_ranks.load(), spares = memory_.spares.load();
+  std::construct_at(&memory_);
+  memory_.ranks.store(ranks);
+  memory_.least_ranks.store(least);
+  memory_.spares.store(spares);
+  memory_.follows.store(1);
+}
 
 void JobFollower::take(const std::vector<std::byte>& decisions, const std::vector<int>& own) {
   Decisions now;

@@ -34,14 +34,15 @@ namespace {
 constexpr Milliseconds kHeartbeat{250};  // commits go along with it
 constexpr Milliseconds kSlice{100};      // in which threads look whether they are to end
 
-std::unique_ptr<TcpStore> make_store(const LaunchOptions& options, const JobMeeting& meeting, bool serves) {
+std::unique_ptr<TcpStore> make_store(const LaunchOptions& options, const JobMeeting& meeting, bool serves,
+                                     Milliseconds timeout = kHostLimit) {
   return std::make_unique<TcpStore>(TcpStoreOptions{.host = options.master_address,
                                                     .port = meeting.port,
                                                     .run = meeting.run,
                                                     .secret = meeting.secret,
                                                     .serve = serves,
                                                     .ranks = options.nodes * (options.ranks + 2),
-                                                    .timeout = options.join_timeout});
+                                                    .timeout = timeout});
 }
 
 template <class Message>
@@ -61,27 +62,35 @@ Message read(const std::string& text) {
   return message;
 }
 
+template <class Value>
+void stream_each(StateStream& stream, std::vector<Value>& values) {
+  std::uint32_t count = static_cast<std::uint32_t>(values.size());
+  stream.value(count);
+  if (stream.reads()) stream.require_left(count, 1);
+  values.resize(count);
+  for (Value& value : values) value.stream(stream);
+}
+
 /// From another host to the arbiter's.
 struct Report {
   struct Loss {
     std::int32_t rank = 0, replacement = 0, phase = 0;
     std::string how{};
+
+    void stream(StateStream& stream) {
+      for (std::int32_t* const number : {&rank, &replacement, &phase}) stream.value(*number);
+      stream.sequence(how);
+    }
   };
   std::vector<JobLine> lines{};
   std::vector<Loss> losses{};
-  std::uint8_t ended = 0;
+  enum class End : std::uint8_t { none, well, failed, left };
+  End ended = End::none;
   std::string failure{};
 
   void stream(StateStream& stream) {
     stream.sequence(lines);
-    std::uint32_t count = static_cast<std::uint32_t>(losses.size());
-    stream.value(count);
-    stream.require_left(stream.reads() ? count : 0, 1);
-    losses.resize(count);
-    for (Loss& loss : losses) {
-      for (std::int32_t* const number : {&loss.rank, &loss.replacement, &loss.phase}) stream.value(*number);
-      stream.sequence(loss.how);
-    }
+    stream_each(stream, losses);
     stream.value(ended);
     stream.sequence(failure);
   }
@@ -91,15 +100,24 @@ struct Report {
 struct Order {
   struct Start {
     std::int32_t rank = 0, replacement = 0;
+    std::uint8_t is_first = 0;  // since all have begun
+
+    void stream(StateStream& stream) {
+      stream.value(rank);
+      stream.value(replacement);
+      stream.value(is_first);
+    }
   };
+  std::int32_t begun = 0;  // how often all ranks have begun again
   std::vector<std::byte> decisions{};
   std::vector<Start> starts{};
   std::uint8_t ended = 0;
   std::string reason{};
 
   void stream(StateStream& stream) {
+    stream.value(begun);
     stream.sequence(decisions);
-    stream.sequence(starts);
+    stream_each(stream, starts);
     stream.value(ended);
     stream.sequence(reason);
   }
@@ -248,11 +266,8 @@ std::string prefix_of(const std::string& session, const char* direction) {
   return concat("launchers/", session, "/", direction, "/");
 }
 
-/// "3 duet-1234-5678": a host, and a name for its launcher.
-struct Greeting {
-  int host = 0;
-  std::string session;
-};
+/// Of the keys of the ranks.
+std::string prefix_of(std::int32_t begun) { return concat("ranks/", begun, "/"); }
 
 class ArbiterHosts final : public JobHosts {
  public:
@@ -265,7 +280,7 @@ class ArbiterHosts final : public JobHosts {
         greetings_(make_store(options, meeting, false), kGreetings, bell_),
         watch_(memory, bell_) {
     for (int rank = 0; rank < options.nodes * options.ranks; ++rank)
-      places_.push_back(home_of(rank) == 0 ? Place{.host = 0, .processes = 1} : Place{});
+      places_.push_back(home_of(rank) == 0 ? Place{.host = 0, .processes = 1, .is_begun = true} : Place{});
   }
 
   ~ArbiterHosts() override {
@@ -283,7 +298,7 @@ class ArbiterHosts final : public JobHosts {
     bell_.reset();
     for (const std::string& text : greetings_.take()) welcome(text);
     for (auto& [host, link] : links_) hear(host, *link);
-    lose_silent();
+    lose_hosts();
     for (auto& [host, link] : links_) send(*link);
     std::erase_if(links_, [](const auto& one) { return one.second->ended; });
     return std::exchange(events_, {});
@@ -299,9 +314,22 @@ class ArbiterHosts final : public JobHosts {
     return start(rank);
   }
 
+  std::vector<int> begin_again() override {
+    ++begun_;
+    std::vector<int> here;
+    for (Place& place : places_) place.is_lost = place.is_begun = false;
+    for (int rank = 0; rank < static_cast<int>(places_.size()); ++rank) {
+      if (home_of(rank) != 0 && place_of(rank).processes == 0) continue;  // its host has not come yet
+      if (replace(rank, true) == Start::here) here.push_back(rank);
+    }
+    return here;
+  }
+
+  std::string store() const override { return prefix_of(begun_); }
+
   bool is_needed() const override { return !memory_.ended() || !links_.empty(); }
 
-  void end(const std::string& failure) override {
+  void end(const std::string& failure, bool) override {
     ended_ = true;
     reason_ = failure;
   }
@@ -309,9 +337,10 @@ class ArbiterHosts final : public JobHosts {
  private:
   static constexpr int kNowhere = -1;
   struct Place {
-    int host = kNowhere;   // that its process is on
-    int processes = 0;     // that have had its number
-    bool is_lost = false;  // with its host, and nobody has been told yet
+    int host = kNowhere;    // that its process is on
+    int processes = 0;      // that have had its number
+    bool is_begun = false;  // one since all have begun
+    bool is_lost = false;   // with its host, and nobody has been told yet
   };
   struct Link {
     Link(Store& store, std::unique_ptr<Store> heard, const std::string& session, const JobMemory& memory,
@@ -323,6 +352,7 @@ class ArbiterHosts final : public JobHosts {
     std::vector<Order::Start> starts{};
     bool told = false;  // to end
     bool ended = false;
+    std::string left{};  // why
   };
 
   Place& place_of(int rank) { return places_[static_cast<std::size_t>(rank)]; }
@@ -345,8 +375,9 @@ class ArbiterHosts final : public JobHosts {
   Start start(int rank) {
     Place& place = place_of(rank);
     const int before = place.processes++;
+    const bool is_first = !std::exchange(place.is_begun, true);
     if (place.host == 0) return Start::here;
-    links_.at(place.host)->starts.push_back({rank, before});
+    links_.at(place.host)->starts.push_back({rank, before, is_first});
     return Start::elsewhere;
   }
 
@@ -378,9 +409,9 @@ class ArbiterHosts final : public JobHosts {
                              .rank = loss.rank,
                              .phase = static_cast<Phase>(loss.phase),
                              .text = loss.how});
-      if (report.ended == 0) continue;
-      link.ended = true;
-      if (!report.failure.empty())
+      link.ended = link.ended || report.ended == Report::End::well || report.ended == Report::End::failed;
+      if (report.ended == Report::End::left) link.left = report.failure;
+      if (report.ended == Report::End::failed)
         events_.push_back({.kind = HostEvent::Kind::ends, .text = concat("host ", host, ": ", report.failure)});
     }
   }
@@ -390,11 +421,14 @@ class ArbiterHosts final : public JobHosts {
            place_of(rank).processes == replacement + 1;
   }
 
-  void lose_silent() {
-    std::vector<int> silent;
-    for (const auto& [host, link] : links_)
-      if (!link->ended && Clock::now() > link->inbox.heard() + kHostLimit) silent.push_back(host);
-    for (const int host : silent) lose_host(host, concat("has said nothing for ", kHostLimit.count() / 1000, " s"));
+  void lose_hosts() {
+    std::map<int, std::string> lost;
+    for (const auto& [host, link] : links_) {
+      if (!link->left.empty()) lost[host] = concat("has left the job: ", link->left);
+      if (link->left.empty() && !link->ended && Clock::now() > link->inbox.heard() + kHostLimit)
+        lost[host] = concat("has said nothing for ", kHostLimit.count() / 1000, " s");
+    }
+    for (const auto& [host, how] : lost) lose_host(host, how);
   }
 
   void lose_host(int host, const std::string& how) {
@@ -415,7 +449,7 @@ class ArbiterHosts final : public JobHosts {
   void send(Link& link) {
     if (link.ended || link.told || (link.starts.empty() && !ended_ && !link.outbox.is_due())) return;
     link.outbox.note_changes();
-    link.outbox.send(written(Order{arbiter_.decisions(), std::exchange(link.starts, {}), ended_, reason_}));
+    link.outbox.send(written(Order{begun_, arbiter_.decisions(), std::exchange(link.starts, {}), ended_, reason_}));
     link.told = ended_;
   }
 
@@ -431,20 +465,23 @@ class ArbiterHosts final : public JobHosts {
   std::map<int, std::unique_ptr<Link>> links_;  // by host
   std::set<int> known_;                         // hosts that have taken part
   std::vector<HostEvent> events_;
+  std::int32_t begun_ = 0;  // how often all ranks have begun again
   bool ended_ = false;
   std::string reason_;
 };
 
 class FollowerHosts final : public JobHosts {
  public:
-  FollowerHosts(const LaunchOptions& options, const JobMeeting& meeting, JobMemory& memory)
+  FollowerHosts(const LaunchOptions& options, const JobMeeting& meeting, JobMemory& memory, Milliseconds timeout,
+                std::function<void()> end_processes)
       : session_(random_run_id()),
         memory_(memory),
         follower_(memory),
-        store_(make_store(options, meeting, false)),
+        store_(make_store(options, meeting, false, timeout)),
         inbox_(make_store(options, meeting, false), prefix_of(session_, "orders"), bell_),
         outbox_(*store_, prefix_of(session_, "reports"), memory),
-        watch_(memory, bell_) {
+        watch_(memory, bell_),
+        end_processes_(std::move(end_processes)) {
     store_->set(concat(kGreetings, store_->add(kGreeters, 1) - 1), concat(options.node_rank, ' ', session_));
   }
 
@@ -455,8 +492,13 @@ class FollowerHosts final : public JobHosts {
     std::vector<HostEvent> events;
     for (const std::string& text : inbox_.take()) {
       const Order order = read<Order>(text);
+      if (std::exchange(begun_, order.begun) != order.begun) {
+        end_processes_();
+        follower_.clear();
+        own_.clear();
+      }
       for (const Order::Start& start : order.starts) {
-        follower_.begin(start.rank, start.replacement == 0);
+        follower_.begin(start.rank, start.is_first != 0);
         own_[start.rank] = start.replacement;
         events.push_back({.kind = HostEvent::Kind::start, .rank = start.rank, .replacement = start.replacement});
       }
@@ -486,13 +528,16 @@ class FollowerHosts final : public JobHosts {
   }
 
   Start replace(int, bool) override { return Start::later; }
+  std::vector<int> begin_again() override { return {}; }
+  std::string store() const override { return prefix_of(begun_); }
 
   bool is_needed() const override { return !is_over_ && !memory_.ended(); }
 
-  void end(const std::string& failure) override {
+  void end(const std::string& failure, bool leaves) override {
+    using End = Report::End;
     if (!inbox_.lost().empty()) return;
     try {
-      send({.ended = 1, .failure = is_over_ ? "" : failure});
+      send({.ended = is_over_ || failure.empty() ? End::well : leaves ? End::left : End::failed, .failure = failure});
     } catch (const CommError&) {  // nobody is there to be told
     }
   }
@@ -518,6 +563,8 @@ class FollowerHosts final : public JobHosts {
   Inbox inbox_;
   Outbox outbox_;
   MemoryWatch watch_;
+  const std::function<void()> end_processes_;
+  std::int32_t begun_ = 0;  // how often all ranks have begun again
   std::map<int, int> own_;  // processes on this host, and how many had their number before
   bool is_over_ = false;
 };
@@ -529,9 +576,9 @@ std::unique_ptr<JobHosts> make_job_arbiter(const LaunchOptions& options, const J
   return std::make_unique<ArbiterHosts>(options, meeting, memory, arbiter);
 }
 
-std::unique_ptr<JobHosts> make_job_follower(const LaunchOptions& options, const JobMeeting& meeting,
-                                            JobMemory& memory) {
-  return std::make_unique<FollowerHosts>(options, meeting, memory);
+std::unique_ptr<JobHosts> make_job_follower(const LaunchOptions& options, const JobMeeting& meeting, JobMemory& memory,
+                                            Milliseconds timeout, std::function<void()> end_processes) {
+  return std::make_unique<FollowerHosts>(options, meeting, memory, timeout, std::move(end_processes));
 }
 
 }  // namespace duet::ddp

@@ -2,7 +2,7 @@
 // start the processes that it asks for, tell it what they do, and their memory follows its.
 #pragma once
 
-#include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -43,10 +43,16 @@ class JobHosts {
   /// Another process is to have the number of a rank that was lost: on the same host where that is left, else on
   /// another one where it is `needed`, else once its host takes part again. For the arbiter.
   virtual Start replace(int rank, bool needed) = 0;
+  /// All ranks begin from the start, as no step was complete: those of this host. For the arbiter, whose processes are
+  /// dead.
+  virtual std::vector<int> begin_again() = 0;
+  /// What the keys of the ranks in the launchers' store begin with, in which they have met since.
+  virtual std::string store() const = 0;
   /// Whether another host may still need this launcher.
   virtual bool is_needed() const = 0;
-  /// The job has ended here; empty: well. The arbiter tells the others; these tell it.
-  virtual void end(const std::string& failure) = 0;
+  /// The job has ended here; empty: well. The arbiter tells the others; these tell it, which loses the host where it
+  /// only `leaves`.
+  virtual void end(const std::string& failure, bool leaves) = 0;
 };
 
 /// Where the launchers meet.
@@ -60,7 +66,9 @@ inline constexpr Milliseconds kHostLimit{5000};
 /// For the host with the arbiter: serves the store at which launchers and ranks meet. Throws CommError where it cannot.
 std::unique_ptr<JobHosts> make_job_arbiter(const LaunchOptions& options, const JobMeeting& meeting, JobMemory& memory,
                                            JobArbiter& arbiter);
-/// For another host: waits for the arbiter's. Throws CommError where it does not come.
-std::unique_ptr<JobHosts> make_job_follower(const LaunchOptions& options, const JobMeeting& meeting, JobMemory& memory);
+/// For another host; `end_processes` kills those of this one. Throws CommError where the arbiter's does not answer
+/// within the time.
+std::unique_ptr<JobHosts> make_job_follower(const LaunchOptions& options, const JobMeeting& meeting, JobMemory& memory,
+                                            Milliseconds timeout, std::function<void()> end_processes);
 
 }  // namespace duet::ddp

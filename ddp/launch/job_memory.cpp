@@ -83,6 +83,8 @@ JobMemory::JobMemory(const std::string& path) {
 
 JobMemory::~JobMemory() { ::munmap(memory_, bytes()); }
 
+void JobMemory::clear() { std::construct_at(memory_); }
+
 int JobMemory::ranks() const {
   const std::uint32_t ranks = memory_->ranks.load();
   require<CommError>(1 <= ranks && ranks <= kMostRanks, "the memory of the elastic job has ", ranks, " ranks");

@@ -43,6 +43,9 @@ class JobMemory {
   JobMemory(const JobMemory&) = delete;
   JobMemory& operator=(const JobMemory&) = delete;
 
+  /// As it was at first. No process uses it meanwhile.
+  void clear();
+
   /// In a whole group. Throws CommError for a number that cannot be one.
   int ranks() const;
   /// With spare ones, whose numbers are those behind.
@@ -124,6 +127,8 @@ class JobArbiter {
 class JobFollower {
  public:
   explicit JobFollower(JobMemory& memory);
+  /// Forgets the processes, for others that begin from the start.
+  void clear();
   /// Throws CommError for what no arbiter says. `own` processes are on this host, which has written their lines itself.
   void take(const std::vector<std::byte>& decisions, const std::vector<int>& own);
   /// Another process is to have this number; `is_first`: the job has begun with it.

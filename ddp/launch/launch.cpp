@@ -67,6 +67,7 @@ void remark(const LaunchOptions& options, LaunchOutput& output, const std::strin
 constexpr Milliseconds kPoll{50};   // where the kernel cannot report that a process has ended
 constexpr Milliseconds kLook{250};  // the kernel does not report a stopped process
 constexpr Milliseconds kStopReported{1000}, kKilled{1};
+constexpr Milliseconds kAnswer{1000};  // of the launcher of host 0, before a signal is looked for
 // A rank's error may be the consequence of another's, which may still be unwinding: wait for its report.
 constexpr Milliseconds kSettle{100}, kSettleConsequence{500};
 constexpr Milliseconds kCauseLimit{10'000};  // longest wait for a rank whose record shows an exception unwinding
@@ -124,7 +125,7 @@ class Job {
         cores_(cores) {
     if (options.elastic) losses_.emplace(sizes_of(options), options.max_failures, options.nodes == 1);
     if (options.elastic && options.nodes > 1) meet_hosts();
-    if (follows()) return;  // the arbiter says what starts
+    if (follows() || interrupted_ != 0) return;  // the arbiter says what starts
     const int first = options.node_rank * options.ranks;
     for (int local = 0; local < options.ranks + options.spares; ++local) ranks_.push_back(start_rank(first + local));
   }
@@ -142,15 +143,28 @@ class Job {
     }
     read_lines(true);
     LaunchResult ended = result();
-    if (hosts_) hosts_->end(ended.message);
+    if (hosts_) hosts_->end(ended.message, interrupted_ != 0);
     return ended;
   }
 
  private:
   void meet_hosts() {
     const JobMeeting meeting{variables_.port, concat(variables_.run_id, '|', variables_.port), given_secret()};
-    hosts_ = options_.node_rank == 0 ? make_job_arbiter(options_, meeting, losses_->job(), losses_->arbiter())
-                                     : make_job_follower(options_, meeting, losses_->job());
+    if (options_.node_rank == 0)
+      hosts_ = make_job_arbiter(options_, meeting, losses_->job(), losses_->arbiter());
+    else
+      await_arbiter(meeting);
+  }
+  void await_arbiter(const JobMeeting& meeting) {
+    const auto until = Clock::now() + options_.join_timeout;
+    while (hosts_ == nullptr && interrupted_ == 0) try {
+        hosts_ = make_job_follower(options_, meeting, losses_->job(), std::min(options_.join_timeout, kAnswer),
+                                   [this] { end_processes(); });
+      } catch (const CommError& error) {
+        require<CommError>(Clock::now() < until, "the launcher of host 0 did not come within ",
+                           options_.join_timeout.count(), " ms: ", error.what());
+        pass_on_signals();
+      }
   }
   /// Whether the launcher of another host decides on losses.
   bool follows() const { return hosts_ && options_.node_rank != 0; }
@@ -172,7 +186,7 @@ class Job {
     variables.record_file = record_file.path;
     if (losses_) {
       variables.elastic_file = losses_->memory().path;
-      if (!hosts_) variables.elastic_store = losses_->store().path;
+      variables.elastic_store = hosts_ ? hosts_->store() : losses_->store().path;
       variables.replacement = is_spare ? replacement + 1 : replacement;
     }
     RankProcess process(concat("the process of rank ", rank, " of ", ranks), options_.command,
@@ -242,11 +256,12 @@ class Job {
 
   /// What other launchers say, and ask for.
   void look_for_hosts() {
+    const std::string begun = hosts_->store();
     for (const HostEvent& event : hosts_->exchange()) {
       if (event.kind == HostEvent::Kind::remarks) remark(event.text);
       if (sigterm_at_ || terminate_at_ || interrupted_ != 0) continue;
       if (event.kind == HostEvent::Kind::start) ranks_.push_back(start_rank(event.rank, event.replacement));
-      if (event.kind == HostEvent::Kind::lost) lose_elsewhere(event);
+      if (event.kind == HostEvent::Kind::lost && begun == hosts_->store()) lose_elsewhere(event);
       if (event.kind == HostEvent::Kind::ends) end_by(event.rank, event.text);
     }
   }
@@ -255,6 +270,7 @@ class Job {
   void lose_elsewhere(const HostEvent& event) {
     const JobLosses::Loss loss = losses_->lose(event.rank, event.text, event.phase, !event.is_same_loss);
     if (loss == JobLosses::Loss::ends_job) return end_by(event.rank, event.text + losses_->reason());
+    if (loss == JobLosses::Loss::begins) return start_all_again(event.text);
     const JobHosts::Start start = hosts_->replace(event.rank, loss != JobLosses::Loss::left_out);
     if (start == JobHosts::Start::here) ranks_.push_back(start_rank(event.rank, 1));
     remark(concat(event.text, " after step ", losses_->step(), "; ",
@@ -273,13 +289,28 @@ class Job {
     if (const auto absence = losses_->overdue(options_.replace_timeout)) end_by(absence->rank, absence->message);
   }
 
-  /// Before the first step is complete there is nothing to lose.
-  void start_all_again(const std::string& cause) {
+  void kill_all() {
     send_all(SIGKILL);
     for (JobRank& rank : ranks_)
       while (!rank.process.look()) std::this_thread::sleep_for(kKilled);
-    losses_->begin();
-    for (JobRank& rank : ranks_) start_again(rank);
+  }
+  void end_processes() {
+    kill_all();
+    for (JobRank& rank : ranks_) read_lines(rank);
+    ranks_.clear();
+  }
+
+  /// Before the first step is complete there is nothing to lose.
+  void start_all_again(const std::string& cause) {
+    if (hosts_) {
+      end_processes();
+      losses_->begin();
+      for (const int rank : hosts_->begin_again()) ranks_.push_back(start_rank(rank, 1));
+    } else {
+      kill_all();
+      losses_->begin();
+      for (JobRank& rank : ranks_) start_again(rank);
+    }
     remark(concat(cause, " before the first step; all ranks start again"));
   }
 

@@ -39,6 +39,11 @@ JobLosses::JobLosses(const JobArbiter::Sizes& sizes, int most, bool one_host)
 
 void JobLosses::begin() {
   arbiter_.reset();
+  if (job_ && !one_host_) {
+    job_->clear();
+    arbiter_.emplace(*job_, sizes_);
+    return;
+  }
   memory_file_ = make_file("job", JobMemory::bytes());
   store_file_ = make_file("store", 0);
   job_ = std::make_unique<JobMemory>(memory_file_.path);
@@ -73,14 +78,14 @@ JobLosses::Loss JobLosses::lose(int rank, const std::string& how, Phase phase, b
         concat("step ", last.within, " has killed rank ", rank, " twice: its rows of the batch may be the cause"));
   if (losses_ > most_)
     return end(concat("more than ", most_, " losses without ", kStepsBetween, " steps between any two"));
-  if (step_ == 0 && was_member && !job_->ended()) return begin_again();
+  if (step_ == 0 && was_member && !job_->ended()) return Loss::begins;
   if (!arbiter_->lose(rank, step_)) return end("all ranks had ended their training");
   if (!was_member) return Loss::outside;
   admitted_ = last.told = last.joins = false;
   last.left_out = !job_->is_member(rank) && !arbiter_->is_whole();
   if (arbiter_->any_step())
     return last.left_out ? Loss::left_out : job_->is_member(rank) ? Loss::replaced : Loss::spared;
-  return step_ == 1 ? begin_again() : end("no rank is left that has the state of the training");
+  return step_ == 1 ? Loss::begins : end("no rank is left that has the state of the training");
 }
 
 bool JobLosses::recovers() const {
@@ -130,10 +135,6 @@ std::optional<JobLosses::Absence> JobLosses::overdue(Milliseconds limit) const {
                     job_->committed(rank) == JobMemory::kNoState ? "'s new process" : "");
   return Absence{missing.front(), concat(names, missing.size() > 1 ? " have" : " has", " not joined within ",
                                          std::chrono::duration<double>(limit).count(), " s after the last loss")};
-}
-
-JobLosses::Loss JobLosses::begin_again() {
-  return one_host_ ? Loss::begins : end("no step was complete: a job on several hosts does not start again by itself");
 }
 
 JobLosses::Loss JobLosses::end(const std::string& reason) {

@@ -16,8 +16,8 @@ namespace duet::ddp {
 /// The memory and the store of the job's ranks, in files that are gone with the launcher.
 class JobLosses {
  public:
-  /// Losses above `most`, without kStepsBetween steps between any two, end the job; on several hosts one before the
-  /// first step does so. Throws CommError where there is no memory for the files.
+  /// Losses above `most`, without kStepsBetween steps between any two, end the job. Throws CommError where there is
+  /// no memory for the files.
   JobLosses(const JobArbiter::Sizes& sizes, int most, bool one_host = true);
 
   const RankFile& memory() const { return memory_file_; }
@@ -60,7 +60,7 @@ class JobLosses {
   std::optional<Absence> overdue(Milliseconds limit) const;
   /// Whether a rank that ends now leaves the others in the midst of the training.
   bool trains(int rank) const { return job_->has_joined(rank) && !job_->ended(); }
-  /// Forgets the ranks, for others that begin from the start.
+  /// Forgets the ranks, for others that begin from the start; the memory stays where there are other hosts.
   void begin();
 
  private:
@@ -73,7 +73,6 @@ class JobLosses {
     bool joins = false;  // was left out, and has been admitted since
   };
   Loss end(const std::string& reason);
-  Loss begin_again();
   static constexpr std::int64_t kStepsBetween = 100;
   const JobArbiter::Sizes sizes_;
   const int processes_, most_;

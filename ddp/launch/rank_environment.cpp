@@ -91,7 +91,7 @@ std::vector<std::string> rank_environment(const LaunchOptions& options, const Ra
     all.erase(name);  // of a job that this one is in
   if (!rank.elastic_file.empty()) {
     all[kElasticVariable] = rank.elastic_file;
-    if (!rank.elastic_store.empty()) all[kElasticStoreVariable] = rank.elastic_store;
+    all[kElasticStoreVariable] = rank.elastic_store;
     all[kElasticProcessVariable] = std::to_string(rank.process);
     all[kReplacementVariable] = std::to_string(rank.replacement);
   }
