@@ -500,7 +500,10 @@ class FollowerHosts final : public JobHosts {
       for (const Order::Start& start : order.starts) {
         follower_.begin(start.rank, start.is_first != 0);
         own_[start.rank] = start.replacement;
-        events.push_back({.kind = HostEvent::Kind::start, .rank = start.rank, .replacement = start.replacement});
+        events.push_back({.kind = HostEvent::Kind::start,
+                          .rank = start.rank,
+                          .replacement = start.replacement,
+                          .joins = start.is_first == 0});
       }
       take(order.decisions);
       if (order.ended != 0) {

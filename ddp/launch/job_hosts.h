@@ -17,7 +17,8 @@ namespace duet::ddp {
 /// What has come to this launcher from another one.
 struct HostEvent {
   enum class Kind {
-    start,    // a process of `rank` is to start here; `replacement`: how many had its number before
+    start,    // a process of `rank` is to start here; `replacement`: how many had its number before; `joins`: one has
+              // trained with it
     lost,     // that of `rank` was lost: `text` says how, `phase` where in a step
     ends,     // the job has ended, for the reason `text`
     remarks,  // `text` is to be told
@@ -25,6 +26,7 @@ struct HostEvent {
   Kind kind = Kind::ends;
   int rank = -1, replacement = 0;
   Phase phase = Phase::none;
+  bool joins = false;
   bool is_same_loss = false;  // as the event before: a host was lost with all its processes
   std::string text{};
 };

@@ -22,6 +22,7 @@
 
 #include "ddp/group/failure_report.h"
 #include "ddp/group/flight_recorder.h"
+#include "ddp/launch/check_options.h"
 #include "ddp/launch/job_hosts.h"
 #include "ddp/launch/job_processes.h"
 #include "ddp/launch/losses.h"
@@ -169,11 +170,12 @@ class Job {
   /// Whether the launcher of another host decides on losses.
   bool follows() const { return hosts_ && options_.node_rank != 0; }
   bool is_needed_elsewhere() const {
-    return hosts_ && !sigterm_at_ && !terminate_at_ && interrupted_ == 0 && hosts_->is_needed();
+    const bool ends = sigterm_at_ || interrupted_ != 0 || (terminate_at_ && *terminate_at_ <= Clock::now());
+    return hosts_ && !ends && hosts_->is_needed();
   }
 
   /// `rank`: or the number of a spare process, behind those of the ranks.
-  JobRank start_rank(int rank, int replacement = 0) {
+  JobRank start_rank(int rank, int replacement = 0, bool joins = false) {
     RankVariables variables = variables_;
     const int ranks = options_.nodes * options_.ranks;
     const bool is_spare = rank >= ranks;
@@ -181,6 +183,7 @@ class Job {
     variables.local_rank = variables.rank % options_.ranks;
     variables.process = rank;
     const bool is_own = variables.rank / options_.ranks == options_.node_rank;
+    if (!is_own) output_->add(rank);
     RankFile error_file = make_error_file(output_->error_file(rank)), record_file = make_record_file();
     variables.error_file = error_file.path;
     variables.record_file = record_file.path;
@@ -188,6 +191,7 @@ class Job {
       variables.elastic_file = losses_->memory().path;
       variables.elastic_store = hosts_ ? hosts_->store() : losses_->store().path;
       variables.replacement = is_spare ? replacement + 1 : replacement;
+      variables.joins = joins || is_spare;
     }
     RankProcess process(concat("the process of rank ", rank, " of ", ranks), options_.command,
                         rank_environment(options_, variables),
@@ -215,9 +219,9 @@ class Job {
   }
 
   /// Puts a process that replaces a lost one in its place.
-  void start_again(JobRank& rank) {
+  void start_again(JobRank& rank, bool joins = true) {
     read_lines(rank);
-    JobRank fresh = start_rank(rank.rank, rank.replacement + 1);
+    JobRank fresh = start_rank(rank.rank, rank.replacement + 1, joins);
     std::destroy_at(&rank);
     std::construct_at(&rank, std::move(fresh));
   }
@@ -260,7 +264,8 @@ class Job {
     for (const HostEvent& event : hosts_->exchange()) {
       if (event.kind == HostEvent::Kind::remarks) remark(event.text);
       if (sigterm_at_ || terminate_at_ || interrupted_ != 0) continue;
-      if (event.kind == HostEvent::Kind::start) ranks_.push_back(start_rank(event.rank, event.replacement));
+      if (event.kind == HostEvent::Kind::start)
+        ranks_.push_back(start_rank(event.rank, event.replacement, event.joins));
       if (event.kind == HostEvent::Kind::lost && begun == hosts_->store()) lose_elsewhere(event);
       if (event.kind == HostEvent::Kind::ends) end_by(event.rank, event.text);
     }
@@ -272,7 +277,7 @@ class Job {
     if (loss == JobLosses::Loss::ends_job) return end_by(event.rank, event.text + losses_->reason());
     if (loss == JobLosses::Loss::begins) return start_all_again(event.text);
     const JobHosts::Start start = hosts_->replace(event.rank, loss != JobLosses::Loss::left_out);
-    if (start == JobHosts::Start::here) ranks_.push_back(start_rank(event.rank, 1));
+    if (start == JobHosts::Start::here) ranks_.push_back(start_rank(event.rank, 1, true));
     remark(concat(event.text, " after step ", losses_->step(), "; ",
                   start == JobHosts::Start::later ? "the others go on, until its host takes part again"
                                                   : JobLosses::consequence(loss)));
@@ -298,6 +303,8 @@ class Job {
     kill_all();
     for (JobRank& rank : ranks_) read_lines(rank);
     ranks_.clear();
+    terminate_at_.reset();  // what has failed has lost another rank
+    cause_until_.reset();
   }
 
   /// Before the first step is complete there is nothing to lose.
@@ -309,7 +316,7 @@ class Job {
     } else {
       kill_all();
       losses_->begin();
-      for (JobRank& rank : ranks_) start_again(rank);
+      for (JobRank& rank : ranks_) start_again(rank, false);
     }
     remark(concat(cause, " before the first step; all ranks start again"));
   }
@@ -386,7 +393,8 @@ class Job {
         if (error->by_signal && sigterm_at_ && rank.when >= *sigterm_at_) text.clear();  // the launcher's own
       }
       if (sigterm_at_ || interrupted_ != 0) continue;
-      const Milliseconds settle = rank.error.consequence ? kSettleConsequence : kSettle;
+      // On several hosts the arbiter says what happened, once a host that is gone has said nothing for so long.
+      const Milliseconds settle = !rank.error.consequence ? kSettle : hosts_ ? 2 * kHostLimit : kSettleConsequence;
       const auto terminate = Clock::now() + (rank.process.signal() != 0 ? Milliseconds(0) : settle);
       terminate_at_ = std::min(terminate_at_.value_or(terminate), terminate);
       if (!cause_until_) cause_until_ = Clock::now() + kCauseLimit;
@@ -557,50 +565,8 @@ class Job {
   std::optional<Clock::time_point> terminate_at_, cause_until_, sigterm_at_, kill_at_;
 };
 
-constexpr int kMaxRanks = 1024;
 // How long a failed or interrupted job waits for a reader of its output that takes nothing, and when it says why.
 constexpr Milliseconds kReaderPatience{10'000}, kReaderPatienceInterrupted{1000}, kTold{500};
-
-void check(const LaunchOptions& options) {
-  require<UsageError>(options.ranks >= 1 && options.ranks <= kMaxRanks, "a job has 1 to 1024 ranks, got ",
-                      options.ranks);
-  const std::int64_t ranks = std::int64_t{options.nodes} * options.ranks;
-  require<UsageError>(0 <= options.min_ranks && options.min_ranks <= ranks, "a job of ", ranks,
-                      " ranks goes on with 1 to ", ranks, " of them at least, got ", options.min_ranks);
-  require<UsageError>(0 <= options.spares && options.ranks + options.spares <= kMaxRanks, "a job of ", options.ranks,
-                      " ranks has 0 to ", kMaxRanks - options.ranks, " spare processes, got ", options.spares);
-  require<UsageError>((options.min_ranks == 0 && options.spares == 0) || options.elastic,
-                      "only an elastic job goes on with fewer ranks, or has spare processes");
-  require<UsageError>(options.spares == 0 || options.nodes == 1, "spare processes are for a job on one host, got ",
-                      options.nodes);
-  require<UsageError>(!options.elastic || ranks > 1,
-                      "an elastic job has 2 or more ranks: nothing else has the state of one that is lost");
-  require<UsageError>(options.max_failures >= 0, "an elastic job's losses must not be negative, got ",
-                      options.max_failures);
-  require<UsageError>(options.replace_timeout.count() > 0 && options.replace_timeout <= std::chrono::hours(240),
-                      "a lost rank is replaced within 1 ms to 240 hours, got ", options.replace_timeout.count(), " ms");
-  require<UsageError>(!options.command.empty() && !options.command[0].empty(), "there is no program to launch");
-  require<UsageError>(options.master_port >= 0 && options.master_port <= 65535,
-                      "port must have value from 0 to 65535 but was ", options.master_port);
-  require<UsageError>(options.nodes >= 1 && options.nodes <= kMaxRanks, "a job has 1 to 1024 nodes, got ",
-                      options.nodes);
-  require<UsageError>(options.node_rank >= 0 && options.node_rank < options.nodes, "the rank of a node is 0 to ",
-                      options.nodes - 1, ", got ", options.node_rank);
-  require<UsageError>(options.nodes == 1 || options.master_port != 0, "a job of ", options.nodes,
-                      " nodes needs a port, the same on all of them");
-  require<UsageError>(options.max_restarts >= 0, "the number of restarts must not be negative, got ",
-                      options.max_restarts);
-  require<UsageError>(options.nodes == 1 || options.max_restarts == 0, "a job of ", options.nodes,
-                      " nodes cannot be restarted: its launchers are not connected");
-  require<UsageError>(options.timeout.count() > 0 && options.timeout <= std::chrono::hours(240),
-                      "an operation may take 1 ms to 240 hours, got ", options.timeout.count(), " ms");
-  require<UsageError>(options.join_timeout.count() > 0 && options.join_timeout <= std::chrono::hours(240),
-                      "ranks wait for each other for 1 ms to 240 hours, got ", options.join_timeout.count(), " ms");
-  require<UsageError>(
-      options.grace.count() >= 0 && options.interrupt_grace.count() >= 0 && options.stop_limit.count() >= 0,
-      "times must not be negative, got a grace of ", options.grace.count(), " ms, ", options.interrupt_grace.count(),
-      " ms after a signal, and a stop limit of ", options.stop_limit.count(), " ms");
-}
 
 /// The cores of each local rank; empty if no rank is pinned.
 std::vector<std::vector<int>> plan_cores(const LaunchOptions& options, LaunchOutput& output) {

@@ -87,13 +87,14 @@ std::vector<std::string> rank_environment(const LaunchOptions& options, const Ra
   all[kErrorFileVariable] = rank.error_file;
   all[kFlightRecorderVariable] = rank.record_file;
   for (const char* const name :
-       {kElasticVariable, kElasticStoreVariable, kElasticProcessVariable, kReplacementVariable})
+       {kElasticVariable, kElasticStoreVariable, kElasticProcessVariable, kReplacementVariable, kJoinsVariable})
     all.erase(name);  // of a job that this one is in
   if (!rank.elastic_file.empty()) {
     all[kElasticVariable] = rank.elastic_file;
     all[kElasticStoreVariable] = rank.elastic_store;
     all[kElasticProcessVariable] = std::to_string(rank.process);
     all[kReplacementVariable] = std::to_string(rank.replacement);
+    if (rank.joins) all[kJoinsVariable] = "1";
   }
   all[kJobVariable] = rank.job;
   all[kJoinTimeoutVariable] = std::to_string(options.join_timeout.count());

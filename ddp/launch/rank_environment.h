@@ -51,6 +51,7 @@ struct RankVariables {
   std::string record_file{};                    // what it does: see ddp/group/flight_recorder.h
   std::string elastic_file{}, elastic_store{};  // see ddp/launch/losses.h; empty: the job is not elastic
   int process = 0;                              // its number in the job, with spare ones
+  bool joins = false;                           // takes the state of the training from another rank
   int replacement = 0;                          // processes that this number had before, in an elastic job
 };
 

@@ -194,18 +194,29 @@ RankOutput::RankOutput(const LaunchOptions& options, OutputThread& thread, const
                        int first_rank)
     : options_(options), thread_(thread), folder_(folder.empty() ? "" : concat(folder, "/attempt_", attempt)) {
   if (folder_.empty()) return;
-  for (int rank = first_rank; rank < first_rank + options.ranks + options.spares; ++rank) {
-    make_folder(folder_of(rank));
-    const int bits = options.tee.of(rank) | options.redirects.of(rank);
-    for (const int bit : {kStdout, kStderr}) {
-      if ((bits & bit) == 0) continue;
-      const std::string path = folder_of(rank) + (bit == kStdout ? "/stdout.log" : "/stderr.log");
-      Descriptor file(
-          uninterrupted([&] { return ::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666); }));
-      require<DataError>(file.open(), "cannot write ", path, ": ", last_errno);
-      files_[rank][static_cast<std::size_t>(bit - 1)] = std::move(file);
-    }
+  for (int rank = first_rank; rank < first_rank + options.ranks + options.spares; ++rank)
+    files_[rank] = open_files(rank);
+}
+
+void RankOutput::add(int rank) {
+  if (folder_.empty() || !added_.insert(rank).second) return;
+  const auto files = std::make_shared<Files>(open_files(rank));
+  thread_.post(0, [self = shared_from_this(), rank, files] { self->files_[rank] = std::move(*files); });
+}
+
+RankOutput::Files RankOutput::open_files(int rank) const {
+  make_folder(folder_of(rank));
+  Files files;
+  const int bits = options_.tee.of(rank) | options_.redirects.of(rank);
+  for (const int bit : {kStdout, kStderr}) {
+    if ((bits & bit) == 0) continue;
+    const std::string path = folder_of(rank) + (bit == kStdout ? "/stdout.log" : "/stderr.log");
+    Descriptor file(
+        uninterrupted([&] { return ::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666); }));
+    require<DataError>(file.open(), "cannot write ", path, ": ", last_errno);
+    files[static_cast<std::size_t>(bit - 1)] = std::move(file);
   }
+  return files;
 }
 
 std::string RankOutput::folder_of(int rank) const { return concat(folder_, "/rank_", rank); }

@@ -98,6 +98,8 @@ inline constexpr const char* kElasticStoreVariable = "DUET_ELASTIC_STORE";
 inline constexpr const char* kElasticProcessVariable = "DUET_ELASTIC_PROCESS";
 /// How many processes have had the number of this rank before.
 inline constexpr const char* kReplacementVariable = "DUET_REPLACEMENT";
+/// Set where a process is to take the state of the training from another rank.
+inline constexpr const char* kJoinsVariable = "DUET_ELASTIC_JOINS";
 
 /// The steps of this process in an elastic job; off elsewhere, where nothing of it costs anything. A step is void once
 /// one of its collectives has failed: what runs of it has no effect. Used by the one thread that trains.
@@ -134,7 +136,7 @@ class Recovery {
   bool on() const { return on_; }
   /// Whether this process is a rank of an elastic job.
   bool expected() const { return expected_; }
-  /// Whether another process has had the number of this rank before.
+  /// Whether another process has trained as this rank before.
   bool replaces() const { return replaces_; }
 
   bool is_void() const { return void_; }

@@ -17,7 +17,7 @@ import sys
 import tempfile
 import time
 
-from strikes import LIMIT, Job, state_of
+from strikes import KILLED_TWICE, LIMIT, LOST_ALL, Job, state_of
 
 RANKS = 2  # of a host
 SILENT = "which has said nothing for 5 s"
@@ -87,18 +87,23 @@ class Hosts:
 class Tests:
     def __init__(self, options):
         self.options, self.expected = options, {}
-        self.jobs = self.failures = self.skipped = 0
+        self.jobs = self.failures = self.skipped = self.lost = 0
 
     def run(self, what, network, strike, texts=(), ends=None, no_state=False, **of_hosts):
-        """strike(hosts) does what is to happen to the job, whose launchers say these texts."""
+        """strike(hosts) does what is to happen to the job, whose launchers say these texts; it may return ranks that it struck."""
         if not no_state and network not in self.expected:
             wrong, self.expected[network], errors = Hosts(self.options, network).end()
             if wrong:
                 sys.exit(f"undisturbed, {network}: {wrong}\n{errors}")
         hosts = Hosts(self.options, network, **of_hosts)
-        strike(hosts)
+        struck = strike(hosts)
         wrong, state, errors = hosts.end(ends)
         self.jobs += 1
+        struck = struck or []
+        twice = {KILLED_TWICE.format(rank) for rank in struck if struck.count(rank) > 1}
+        if wrong and any(text in errors for text in (*LOST_ALL, *twice)):
+            self.lost += 1
+            return
         if not wrong and not no_state and state != self.expected[network]:
             wrong = f"{state}, expected {self.expected[network]}"
         wrong = wrong or ", ".join(f"not said: {text}" for text in texts if not re.search(text, errors))
@@ -200,6 +205,7 @@ class Tests:
 
             def strike(hosts):
                 hosts.await_step(draw.uniform(0, 12))
+                struck = []
                 for _ in range(draw.choice((1, 1, 2, 3))):
                     found = hosts.ranks()
                     rank, sent = draw.choice(range(2 * count_of)), draw.choice((signal.SIGKILL,) * 3 + (signal.SIGSTOP,))
@@ -210,7 +216,9 @@ class Tests:
                     elif rank in found:
                         with contextlib.suppress(ProcessLookupError):
                             os.kill(found[rank], sent)
+                            struck.append(rank)
                     time.sleep(draw.choice((0, 0.01, 0.05, 0.2)))
+                return struck
 
             self.run(f"--seed {number}, {count_of} hosts, {least} at least", network, strike, hosts=count_of, least=least,
                      DUET_DELAY=f"all_reduce:*:{draw.choice((1000, 4000, 8000))}")
