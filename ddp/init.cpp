@@ -370,6 +370,7 @@ std::unique_ptr<ProcessGroup> meet_elastic(const InitOptions& options, const Ren
   require<UsageError>(options.backend != "shm", "backend shm: the elastic job is on several hosts");
   std::optional<MeetingFolder> folder;
   elastic.backend = "tcp";
+  elastic.host = number_of(needed_variable("GROUP_RANK"), "environment variable GROUP_RANK");
   elastic.store = std::make_shared<PrefixStore>(open_store(options, meeting, folder, elastic.address), store);
   if (const auto interface = environment_variable(kInterfaceVariable))
     elastic.address = address_of(*interface, elastic.address);

@@ -8,12 +8,14 @@
 #include <atomic>
 #include <chrono>
 #include <cstddef>
+#include <cstdint>
 #include <functional>
 #include <map>
 #include <mutex>
 #include <optional>
 #include <set>
 #include <span>
+#include <string_view>
 #include <thread>
 #include <utility>
 
@@ -26,6 +28,7 @@
 #include "lib/base/threads.h"
 #include "lib/error.h"
 #include "lib/monotonic.h"
+#include "lib/parse_number.h"
 
 namespace duet::ddp {
 
@@ -383,14 +386,14 @@ class ArbiterHosts final : public JobHosts {
 
   void welcome(const std::string& text) {
     const std::size_t blank = text.find(' ');
-    const int host = std::atoi(text.c_str());
+    const int host = parse_number<int>(std::string_view(text).substr(0, blank)).value_or(0);
     if (blank == std::string::npos || host < 1 || host >= options_.nodes) return;
     if (links_.contains(host)) lose_host(host, "was started again");
     links_.emplace(host, std::make_unique<Link>(*store_, make_store(options_, meeting_, false), text.substr(blank + 1),
                                                 memory_, bell_));
     for (int rank = 0; rank < static_cast<int>(places_.size()); ++rank) {
       Place& place = place_of(rank);
-      if (home_of(rank) != host || place.host != kNowhere || place.is_lost) continue;
+      if (home_of(rank) != host || place.host != kNowhere || place.is_lost || memory_.ended()) continue;
       place.host = host;
       start(rank);
     }
@@ -512,21 +515,15 @@ class FollowerHosts final : public JobHosts {
       }
     }
     if (is_over_) return events;
-    const std::string lost = inbox_.lost();
-    if (!lost.empty() || Clock::now() > inbox_.heard() + kHostLimit) {
+    if (const std::string gone = look_for_arbiter(); !gone.empty()) {
       is_over_ = true;
-      events.push_back({.kind = HostEvent::Kind::ends,
-                        .text = lost.empty() ? concat("the launcher of host 0 has said nothing for ",
-                                                      kHostLimit.count() / 1000, " s")
-                                             : lost});
-    } else if (outbox_.is_due()) {
-      send({});
+      events.push_back({.kind = HostEvent::Kind::ends, .text = "the launcher of host 0 " + gone});
     }
     return events;
   }
 
   void lose(int rank, const std::string& how, Phase phase) override {
-    send({.losses = {{rank, own_.at(rank), static_cast<std::int32_t>(phase), how}}});
+    try_send({.losses = {{rank, own_.at(rank), static_cast<std::int32_t>(phase), how}}});
     own_.erase(rank);
   }
 
@@ -538,14 +535,27 @@ class FollowerHosts final : public JobHosts {
 
   void end(const std::string& failure, bool leaves) override {
     using End = Report::End;
-    if (!inbox_.lost().empty()) return;
-    try {
-      send({.ended = is_over_ || failure.empty() ? End::well : leaves ? End::left : End::failed, .failure = failure});
-    } catch (const CommError&) {  // nobody is there to be told
-    }
+    try_send({.ended = is_over_ || failure.empty() ? End::well : leaves ? End::left : End::failed, .failure = failure});
   }
 
  private:
+  /// Sends what is due. Why the arbiter's launcher is no longer there; empty: it is.
+  std::string look_for_arbiter() {
+    if (Clock::now() > inbox_.heard() + kHostLimit)
+      return concat("has said nothing for ", kHostLimit.count() / 1000, " s");
+    if (outbox_.is_due()) try_send({});
+    const std::string lost = unsent_.empty() ? inbox_.lost() : unsent_;
+    return lost.empty() ? "" : "is gone: " + lost;
+  }
+
+  void try_send(Report report) {
+    try {
+      if (unsent_.empty()) send(std::move(report));
+    } catch (const CommError& error) {
+      unsent_ = error.what();
+    }
+  }
+
   void take(const std::vector<std::byte>& decisions) {
     std::vector<int> own;
     for (const auto& [rank, replacement] : own_) own.push_back(rank);
@@ -570,6 +580,7 @@ class FollowerHosts final : public JobHosts {
   std::int32_t begun_ = 0;  // how often all ranks have begun again
   std::map<int, int> own_;  // processes on this host, and how many had their number before
   bool is_over_ = false;
+  std::string unsent_;  // why nothing can be sent any more
 };
 
 }  // namespace

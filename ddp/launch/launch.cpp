@@ -5,12 +5,8 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <array>
-#include <atomic>
 #include <chrono>
 #include <cstddef>
-#include <cstdint>
-#include <cstdio>
 #include <exception>
 #include <filesystem>
 #include <fstream>
@@ -39,30 +35,12 @@
 namespace duet::ddp {
 namespace {
 
-/// The result of a launch that this signal ended.
-LaunchResult interrupted_by(int signal) {
-  return {.exit_code = 128 + signal,
-          .signal = signal,
-          .message = concat("ended by ", signal_text(signal),
-                            signal == SIGPIPE ? ": nothing reads the output of the ranks any more" : "")};
-}
-
 /// What remarks call the ranks of other launchers; empty if there are none.
 std::string ranks_elsewhere(const LaunchOptions& options) {
   std::vector<int> others;
   for (int rank = 0; rank < options.nodes * options.ranks; ++rank)
     if (rank / options.ranks != options.node_rank) others.push_back(rank);
   return others.empty() ? "" : concat("other hosts (", rank_names(others), ")");
-}
-
-/// Queues a remark of the launcher.
-void remark(const LaunchOptions& options, LaunchOutput& output, const std::string& text) {
-  output.post_remark(text.size(), [&options, text] {
-    if (options.on_remark)
-      options.on_remark(text);
-    else
-      write_all(STDERR_FILENO, text + "\n");
-  });
 }
 
 constexpr Milliseconds kPoll{50};   // where the kernel cannot report that a process has ended
@@ -169,9 +147,10 @@ class Job {
   }
   /// Whether the launcher of another host decides on losses.
   bool follows() const { return hosts_ && options_.node_rank != 0; }
-  bool is_needed_elsewhere() const {
-    const bool ends = sigterm_at_ || interrupted_ != 0 || (terminate_at_ && *terminate_at_ <= Clock::now());
-    return hosts_ && !ends && hosts_->is_needed();
+  bool is_needed_elsewhere() const { return hosts_ && !ends() && hosts_->is_needed(); }
+  /// Ranks that have only lost others wait for the arbiter, which may begin again.
+  bool ends() const {
+    return sigterm_at_ || interrupted_ != 0 || (terminate_at_ && (!hosts_ || *terminate_at_ <= Clock::now()));
   }
 
   /// `rank`: or the number of a spare process, behind those of the ranks.
@@ -228,7 +207,7 @@ class Job {
 
   /// In an elastic job, replaces what was lost, as far as it may be.
   void look_for_losses() {
-    if (!losses_ || sigterm_at_ || terminate_at_ || interrupted_ != 0) return;
+    if (!losses_ || ends()) return;
     if (follows()) return report_losses();
     for (JobRank& rank : ranks_) {
       if (!is_lost(rank)) continue;
@@ -263,7 +242,7 @@ class Job {
     const std::string begun = hosts_->store();
     for (const HostEvent& event : hosts_->exchange()) {
       if (event.kind == HostEvent::Kind::remarks) remark(event.text);
-      if (sigterm_at_ || terminate_at_ || interrupted_ != 0) continue;
+      if (ends()) continue;
       if (event.kind == HostEvent::Kind::start)
         ranks_.push_back(start_rank(event.rank, event.replacement, event.joins));
       if (event.kind == HostEvent::Kind::lost && begun == hosts_->store()) lose_elsewhere(event);
@@ -290,7 +269,7 @@ class Job {
     if (!follows()) losses_->admit_ready();
     for (const JobRank& rank : ranks_)
       if (losses_->is_superfluous(rank.rank)) rank.process.send(SIGKILL);
-    if (sigterm_at_ || terminate_at_ || interrupted_ != 0) return;
+    if (ends()) return;
     if (const auto absence = losses_->overdue(options_.replace_timeout)) end_by(absence->rank, absence->message);
   }
 
@@ -565,9 +544,6 @@ class Job {
   std::optional<Clock::time_point> terminate_at_, cause_until_, sigterm_at_, kill_at_;
 };
 
-// How long a failed or interrupted job waits for a reader of its output that takes nothing, and when it says why.
-constexpr Milliseconds kReaderPatience{10'000}, kReaderPatienceInterrupted{1000}, kTold{500};
-
 /// The cores of each local rank; empty if no rank is pinned.
 std::vector<std::vector<int>> plan_cores(const LaunchOptions& options, LaunchOutput& output) {
   std::vector<std::vector<int>> cores;
@@ -584,43 +560,6 @@ std::vector<std::vector<int>> plan_cores(const LaunchOptions& options, LaunchOut
     if (options.verbose) remark(options, output, concat("rank ", rank, " is pinned to ", describe(shares[i])));
   }
   return cores;
-}
-
-/// Waits until the ranks' output is written: after a success as long as it takes, else while its reader takes
-/// something; where it takes none, a remark says at once why the job has ended. A signal ends the wait.
-void drain(const LaunchOptions& options, LaunchOutput& output, const SignalPipe& signals, LaunchResult& result) {
-  std::uint64_t written = output.lines.written();
-  const bool interrupted = result.exit_code > 128;
-  const Milliseconds patience = interrupted ? kReaderPatienceInterrupted : kReaderPatience;
-  bool told = result.exit_code == 0 || interrupted;
-  auto last = Clock::now();  // when the reader took something
-  while (!output.idle()) {
-    std::array<pollfd, 3> events = {pollfd{signals.descriptor(), POLLIN, 0},
-                                    pollfd{output.lines.descriptor(), POLLIN, 0},
-                                    pollfd{output.remarks.descriptor(), POLLIN, 0}};
-    ::poll(events.data(), events.size(), 100);
-    output.lines.acknowledge();
-    output.remarks.acknowledge();
-    if (const int signal = signals.next()) {
-      if (result.exit_code == 0) result = interrupted_by(signal);
-      if (signal != SIGPIPE) break;  // the other stream's lines may still be read
-    }
-    const auto now = Clock::now();
-    if (output.lines.written() != written) last = now;
-    written = output.lines.written();
-    if (result.exit_code != 0 && now - last >= patience) break;
-    if (!told && now - last >= kTold && !output.lines.idle()) {
-      told = true;
-      remark(options, output, concat(result.message, "; its job's output is not read"));
-    }
-  }
-  const std::size_t dropped = output.stop();
-  if (dropped > 0) result.message += concat("; ", dropped, " bytes of output were not written: their reader took none");
-  output.lines.rethrow();
-  output.remarks.rethrow();
-  if (output.lines.failure() == 0 || result.exit_code != 0) return;
-  result.exit_code = 1;
-  result.message = concat("cannot write all that the ranks have printed: ", errno_text(output.lines.failure()));
 }
 
 }  // namespace

@@ -17,6 +17,7 @@
 #include <string_view>
 #include <thread>
 
+#include "ddp/launch/job_processes.h"
 #include "ddp/launch/launch.h"
 #include "lib/base/descriptor.h"
 
@@ -125,5 +126,15 @@ class RankOutput : public std::enable_shared_from_this<RankOutput> {
   std::set<int> added_;
   bool complained_ = false;
 };
+
+/// Queues a remark of the launcher.
+void remark(const LaunchOptions& options, LaunchOutput& output, const std::string& text);
+
+/// The result of a launch that this signal ended.
+LaunchResult interrupted_by(int signal);
+
+/// Waits until the ranks' output is written: after a success as long as it takes, else while its reader takes
+/// something; where it takes none, a remark says at once why the job has ended. A signal ends the wait.
+void drain(const LaunchOptions& options, LaunchOutput& output, const SignalPipe& signals, LaunchResult& result);
 
 }  // namespace duet::ddp

@@ -89,8 +89,8 @@ class Recoverable {
 /// What the object's stream() writes, into this memory.
 std::vector<std::byte> written_state(Recoverable& object, std::vector<std::byte> memory = {});
 
-/// Name to a rank the memory of its elastic job, and the file of its store, see ddp/launch/losses.h; on several hosts what
-/// its keys begin with in the launchers' store.
+/// Name to a rank the memory of its elastic job, and the file of its store, see ddp/launch/losses.h; on several hosts
+/// what its keys begin with in the launchers' store.
 inline constexpr const char* kElasticVariable = "DUET_ELASTIC_FILE";
 inline constexpr const char* kElasticStoreVariable = "DUET_ELASTIC_STORE";
 /// Names to a process of an elastic job which one it is: the rank, or a number behind those of the ranks for a spare
