@@ -30,7 +30,8 @@ Group connect_shm(const ConnectOptions& options, const Member& self) {
 Group connect_tcp(const ConnectOptions& options, const Member& self) {
   auto transport = make_tcp_transport(*self.store, self.rank, self.size, options);
   if (!options.hosts.empty())
-    transport = make_multi_host_transport(std::move(transport), self.store, options.hosts, options.connect_timeout);
+    transport = make_multi_host_transport(std::move(transport), self.store, options.hosts, options.connect_timeout,
+                                          options.check);
   return make_group(std::move(transport), options.group);
 }
 

@@ -55,6 +55,15 @@ class CheckedStore final : public Store {
   const std::function<void()> check_;
 };
 
+/// The hosts of a generation's ranks.
+std::vector<int> hosts_of(Store& store, int rank, int size, const ElasticOptions& options) {
+  meet(store, "host", rank, size, options.join_timeout, std::to_string(options.host));
+  std::vector<int> hosts;
+  for (const std::string& host : store.multi_get(rank_keys("host", size)))
+    hosts.push_back(parse_number<int>(host).value_or(0));
+  return hosts;
+}
+
 }  // namespace
 
 ElasticGroup::ElasticGroup(std::unique_ptr<JobMemory> memory, int rank, int process, std::shared_ptr<Store> store,
@@ -220,9 +229,11 @@ void ElasticGroup::exchange_state(const RecoveryPlan& plan) {
 }
 
 std::unique_ptr<ProcessGroup> make_elastic_group(const ElasticOptions& options) {
-  const std::string store_path = environment_variable(kElasticStoreVariable).value_or("");
   auto memory = std::make_unique<JobMemory>(environment_variable(kElasticVariable).value_or(""));
-  const auto store = std::make_shared<FileStore>(store_path, "elastic", 0, options.join_timeout);
+  const std::shared_ptr<Store> store =
+      options.store != nullptr ? options.store
+                               : std::make_shared<FileStore>(environment_variable(kElasticStoreVariable).value_or(""),
+                                                             "elastic", 0, options.join_timeout);
   const int ranks = memory->ranks();
   const std::string number = environment_variable(kElasticProcessVariable).value_or(std::to_string(options.rank));
   const int process = parse_number<int>(number).value_or(-1);
@@ -230,12 +241,17 @@ std::unique_ptr<ProcessGroup> make_elastic_group(const ElasticOptions& options) 
                      options.ranks);
   const auto connect_generation = [=](std::uint32_t generation, int rank, int size,
                                       const std::function<void()>& check) {
-    const auto own = std::make_shared<PrefixStore>(store, concat("generation/", generation, "/"));
-    return connect({.backend = options.backend,
+    const auto own = std::make_shared<CheckedStore>(
+        std::make_shared<PrefixStore>(store, concat("generation/", generation, "/")), check);
+    const std::vector<int> hosts = options.host < 0 ? std::vector<int>{} : hosts_of(*own, rank, size, options);
+    const auto [least, most] = std::ranges::minmax_element(hosts);
+    return connect({.backend = hosts.empty() || *least != *most ? options.backend : "shm",
                     .connect_timeout = options.join_timeout,
                     .group = {.timeout = options.timeout},
+                    .address = options.address,
+                    .hosts = hosts,
                     .check = check},
-                   std::make_shared<CheckedStore>(own, check), rank, size);
+                   own, rank, size);
   };
   fault_point("init");
   auto group = std::make_unique<ElasticGroup>(std::move(memory), options.rank, process, store, options.backend,

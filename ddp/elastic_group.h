@@ -63,7 +63,10 @@ class ElasticGroup final : public ProcessGroup {
 
 struct ElasticOptions {
   int rank = 0, ranks = 0;
-  std::string backend = "shm";  // or "tcp"
+  std::string backend = "shm";        // or "tcp"
+  std::shared_ptr<Store> store{};     // null: a file of the launcher's, for ranks on one host
+  std::string address = "127.0.0.1";  // of this rank, where the others reach it
+  int host = -1;                      // the number of this one, of several; -1: there is one
   Milliseconds timeout = kGroupTimeout, join_timeout = kStoreTimeout;
 };
 /// The group of this process's elastic job, as its launcher says in the environment.

@@ -281,7 +281,7 @@ std::shared_ptr<Store> open_store(const InitOptions& options, const Rendezvous& 
                               .run = meeting.run,
                               .secret = secret,
                               .one_host = meeting.one_host,
-                              .serve = meeting.rank == 0,
+                              .serve = meeting.rank == 0 && !environment_variable(kElasticVariable),  // else a launcher
                               .ranks = meeting.world_size,
                               .timeout = options.join_timeout};
   if (!meeting.place.empty() && meeting.scheme == "env") {
@@ -358,6 +358,25 @@ bool is_elastic(const InitOptions& options, const Rendezvous& meeting) {
   return true;
 }
 
+/// The group of all ranks of an elastic job, which have a file for their store where they are on one host.
+std::unique_ptr<ProcessGroup> meet_elastic(const InitOptions& options, const Rendezvous& meeting) {
+  ElasticOptions elastic{.rank = meeting.rank,
+                         .ranks = meeting.world_size,
+                         .backend = options.backend == "tcp" ? "tcp" : "shm",
+                         .timeout = options.timeout,
+                         .join_timeout = options.join_timeout};
+  const std::string store = environment_variable(kElasticStoreVariable).value_or("");
+  if (store.starts_with("/")) return make_elastic_group(elastic);
+  require<UsageError>(options.backend != "shm", "backend shm: the elastic job is on several hosts");
+  std::optional<MeetingFolder> folder;
+  elastic.backend = "tcp";
+  elastic.host = number_of(needed_variable("GROUP_RANK"), "environment variable GROUP_RANK");
+  elastic.store = std::make_shared<PrefixStore>(open_store(options, meeting, folder, elastic.address), store);
+  if (const auto interface = environment_variable(kInterfaceVariable))
+    elastic.address = address_of(*interface, elastic.address);
+  return make_elastic_group(elastic);
+}
+
 /// The group of these ranks; `store` is null where they have none yet.
 std::unique_ptr<ProcessGroup> meet(const InitOptions& options, const Rendezvous& meeting,
                                    std::shared_ptr<Store> store) {
@@ -374,10 +393,8 @@ std::unique_ptr<ProcessGroup> meet(const InitOptions& options, const Rendezvous&
   std::optional<MeetingFolder> folder;  // kept until all have met in it
   std::string address;
   if (store == nullptr && !is_elastic(options, meeting)) store = open_store(options, meeting, folder, address);
-  auto group = is_elastic(options, meeting)
-                   ? make_elastic_group({meeting.rank, meeting.world_size, options.backend == "tcp" ? "tcp" : "shm",
-                                         options.timeout, options.join_timeout})
-                   : join_group(options, meeting, std::move(store), std::move(address));
+  auto group = is_elastic(options, meeting) ? meet_elastic(options, meeting)
+                                            : join_group(options, meeting, std::move(store), std::move(address));
   group->set_flight_recorder(record, number);
   record->enter(Phase::ready);
   return group;

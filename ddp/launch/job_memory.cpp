@@ -7,10 +7,12 @@
 #include <algorithm>
 #include <array>
 #include <chrono>
+#include <memory>
 #include <numeric>
 #include <utility>
 
 #include "ddp/group/flight_recorder.h"
+#include "ddp/launch/job_layout.h"
 #include "lib/base/descriptor.h"
 #include "lib/base/recovery.h"
 #include "lib/base/threads.h"
@@ -22,70 +24,52 @@ namespace {
 
 /// The longest wait without a look: a process may be killed between its change and its wake.
 constexpr std::chrono::milliseconds kMissedWake{20};
-constexpr std::int64_t kMostCommits = std::int64_t{1} << 62;  // the next one has a number, too
-
-struct alignas(64) RankLine {
-  std::atomic<std::int64_t> committed;
-  std::atomic<std::uint32_t> arrived, resumed, finished;  // in which generation, plus 1; 0: none
-  std::atomic<std::uint32_t> joined, applies;
-};
 
 }  // namespace
 
-struct JobMemory::Layout {
-  struct Plan {
-    std::atomic<std::int64_t> commits;
-    std::atomic<std::int32_t> source;
-  };
-  struct LossLine {
-    std::atomic<std::int32_t> rank;
-    std::atomic<std::int64_t> step, lost_ns, recovered_ns;
-  };
-  using Absent = std::array<std::atomic<std::uint64_t>, kMostRanks / 64>;  // a bit for each rank
-  std::atomic<std::uint32_t> changes;                                      // a futex: counts changes of what follows
-  std::atomic<std::uint32_t> ranks, least_ranks, spares;
-  std::atomic<std::uint32_t> state;    // 2 * generation, + 1 once the job has ended
-  std::atomic<std::uint32_t> planned;  // the generation with the newest plan, + 1; 0: none
-  using Order = std::array<std::atomic<std::uint16_t>, kMostRanks>;  // by process; members are numbered in this order
-  std::array<Order, 2> orders;                                       // by generation, as the next
-  std::array<Absent, 2> absent;          // by generation: the launcher writes that of the next one before it begins
-  std::array<Plan, 64> plans;            // by generation: a rank that is slow to write an old one spoils no new one
-  std::atomic<std::uint32_t> lost;       // how many ranks were lost
-  std::array<LossLine, kLosses> losses;  // by their number
-  std::array<RankLine, kMostRanks> lines;
+std::vector<int> JobMemory::Layout::members(std::uint32_t generation, int processes) {
+  std::vector<std::pair<int, int>> places;
+  for (int rank = 0; rank < processes; ++rank)
+    if (is_member(generation, rank)) places.emplace_back(order(generation, rank).load(), rank);
+  std::ranges::sort(places);
+  std::vector<int> members;
+  for (const auto& [place, rank] : places) members.push_back(rank);
+  return members;
+}
 
-  std::uint32_t generation() const { return state.load() / 2; }
-  bool ended() const { return state.load() % 2 != 0; }
-  RankLine& of(int rank) { return lines[static_cast<std::size_t>(rank)]; }
-  Plan& plan(std::uint32_t generation) { return plans[generation % plans.size()]; }
-  /// The first loss that is kept of so many: the launcher may be writing the next one, in the place of one before.
-  static std::uint32_t oldest(std::uint32_t count) { return count - std::min(count, kLosses - 1); }
-  LossLine& loss(std::uint32_t number) { return losses[number % losses.size()]; }
-  std::atomic<std::uint64_t>& absent_word(std::uint32_t generation, int rank) {
-    return absent[generation % 2][static_cast<std::size_t>(rank) / 64];
+/// All who have arrived see the same steps, as these change in groups only: which rank publishes makes no difference.
+void JobMemory::Layout::publish_plan(std::uint32_t generation, const std::vector<int>& members) {
+  if (follows.load() != 0 || planned.load() == generation + 1 || !all(&RankLine::arrived, generation, members)) return;
+  RecoveryPlan newest{.commits = kNoState};
+  for (const int rank : members)
+    if (committed(rank) > newest.commits) newest = {committed(rank), rank};
+  if (this->generation() != generation) return;
+  plan(generation).commits.store(newest.commits);
+  plan(generation).source.store(newest.source);
+  std::uint32_t before = planned.load();
+  while (before < generation + 1 && !planned.compare_exchange_weak(before, generation + 1)) {
   }
-  std::atomic<std::uint16_t>& order(std::uint32_t generation, int rank) {
-    return orders[generation % 2][static_cast<std::size_t>(rank)];
+  change();
+}
+
+void JobMemory::Layout::end_if_finished(std::uint32_t generation, const std::vector<int>& members) {
+  std::uint32_t running = 2 * generation;
+  if (follows.load() == 0 && all(&RankLine::finished, generation, members) &&
+      state.compare_exchange_strong(running, running + 1))
+    change();
+}
+
+void JobMemory::Layout::note_recovery(int rank, const std::vector<int>& members, std::int64_t step) {
+  const std::int64_t now = monotonic_ns();
+  const std::uint32_t count = lost.load();
+  for (std::uint32_t number = oldest(count); number < count; ++number) {
+    LossLine& line = loss(number);
+    const bool replaced = std::ranges::find(members, line.rank.load()) != members.end();
+    if ((replaced && line.rank.load() != rank) || line.recovered_ns.load() != 0) continue;
+    line.step.store(step);
+    line.recovered_ns.store(now);
   }
-  bool is_member(std::uint32_t generation, int rank) {
-    return (absent_word(generation, rank).load() >> rank % 64 & 1) == 0;
-  }
-  std::int64_t committed(int rank) {
-    const std::int64_t step = of(rank).committed.load();
-    require<CommError>(kNoState <= step && step <= kMostCommits, "the memory of the elastic job has ", step,
-                       " as the commits of rank ", rank);
-    return step;
-  }
-  /// Whether all these ranks have written that they are where `what` says, in that generation.
-  bool all(std::atomic<std::uint32_t> RankLine::*what, std::uint32_t generation, const std::vector<int>& ranks_of) {
-    return std::all_of(ranks_of.begin(), ranks_of.end(),
-                       [&](int rank) { return (of(rank).*what).load() == generation + 1; });
-  }
-  void change() {
-    changes.fetch_add(1);
-    futex_wake(changes);
-  }
-};
+}
 
 std::size_t JobMemory::bytes() { return sizeof(Layout); }
 
@@ -99,6 +83,8 @@ JobMemory::JobMemory(const std::string& path) {
 }
 
 JobMemory::~JobMemory() { ::munmap(memory_, bytes()); }
+
+void JobMemory::clear() { std::construct_at(memory_); }
 
 int JobMemory::ranks() const {
   const std::uint32_t ranks = memory_->ranks.load();
@@ -267,21 +253,10 @@ std::uint32_t JobMember::generation() const { return memory_.generation(); }
 
 void JobMember::commit(std::int64_t commits) {
   memory_.of(rank_).committed.store(commits);
-  if (std::exchange(recovers_, false)) note_recovery(commits / Recovery::kCommitsPerStep);
-}
-
-void JobMember::note_recovery(std::int64_t step) {
-  RankLine& line = memory_.of(rank_);
-  line.resumed.store(line.arrived.load());
-  const std::int64_t now = monotonic_ns();
-  const std::uint32_t count = memory_.lost.load();
-  for (std::uint32_t number = JobMemory::Layout::oldest(count); number < count; ++number) {
-    JobMemory::Layout::LossLine& loss = memory_.loss(number);
-    const bool replaced = is_among_members(loss.rank.load());
-    if ((replaced && loss.rank.load() != rank_) || loss.recovered_ns.load() != 0) continue;
-    loss.step.store(step);
-    loss.recovered_ns.store(now);
-  }
+  if (!std::exchange(recovers_, false)) return;
+  memory_.of(rank_).resumed.store(memory_.of(rank_).arrived.load());
+  memory_.note_recovery(rank_, members_, commits / Recovery::kCommitsPerStep);
+  memory_.change();
 }
 
 int JobMember::place_of(int rank) const {
@@ -304,12 +279,7 @@ std::uint32_t JobMember::arrive() {
 std::uint32_t JobMember::await_membership() {
   for (;;) {
     const std::uint32_t changes = memory_.changes.load(), generation = memory_.generation();
-    std::vector<std::pair<int, int>> places;
-    for (int rank = 0; rank < processes_; ++rank)
-      if (memory_.is_member(generation, rank)) places.emplace_back(memory_.order(generation, rank).load(), rank);
-    std::ranges::sort(places);
-    members_.clear();
-    for (const auto& [place, rank] : places) members_.push_back(rank);
+    members_ = memory_.members(generation, processes_);
     if (is_behind(generation)) continue;
     if (is_among_members(rank_)) return generation;
     if (memory_.of(rank_).applies.exchange(1) == 0) memory_.change();
@@ -317,29 +287,10 @@ std::uint32_t JobMember::await_membership() {
   }
 }
 
-/// All who have arrived see the same steps, as these change in groups only: which rank publishes makes no difference.
-void JobMember::publish_plan(std::uint32_t generation) {
-  RecoveryPlan plan{.commits = JobMemory::kNoState};
-  for (const int rank : members_) {
-    const std::int64_t committed = memory_.committed(rank);
-    if (committed <= plan.commits) continue;
-    plan.commits = committed;
-    plan.source = rank;
-  }
-  if (is_behind(generation)) return;
-  memory_.plan(generation).commits.store(plan.commits);
-  memory_.plan(generation).source.store(plan.source);
-  std::uint32_t before = memory_.planned.load();
-  while (before < generation + 1 && !memory_.planned.compare_exchange_weak(before, generation + 1)) {
-  }
-  memory_.change();
-}
-
 std::optional<RecoveryPlan> JobMember::await_plan(std::uint32_t generation) {
   for (;;) {
     const std::uint32_t changes = memory_.changes.load();
-    if (memory_.planned.load() != generation + 1 && memory_.all(&RankLine::arrived, generation, members_))
-      publish_plan(generation);
+    memory_.publish_plan(generation, members_);
     const std::uint32_t planned = memory_.planned.load();
     const RecoveryPlan plan{memory_.plan(generation).commits.load(), memory_.plan(generation).source.load()};
     if (is_behind(generation)) return {};
@@ -360,10 +311,7 @@ bool JobMember::finish(std::uint32_t generation) {
   memory_.change();
   for (;;) {
     const std::uint32_t changes = memory_.changes.load();
-    std::uint32_t running = 2 * generation;
-    if (memory_.all(&RankLine::finished, generation, members_) &&
-        memory_.state.compare_exchange_strong(running, running + 1))
-      memory_.change();
+    memory_.end_if_finished(generation, members_);
     if (memory_.ended()) return true;
     if (is_behind(generation)) return false;
     futex_wait(memory_.changes, changes, kMissedWake);

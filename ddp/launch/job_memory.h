@@ -43,6 +43,9 @@ class JobMemory {
   JobMemory(const JobMemory&) = delete;
   JobMemory& operator=(const JobMemory&) = delete;
 
+  /// As it was at first. No process uses it meanwhile.
+  void clear();
+
   /// In a whole group. Throws CommError for a number that cannot be one.
   int ranks() const;
   /// With spare ones, whose numbers are those behind.
@@ -64,12 +67,23 @@ class JobMemory {
   bool recovers(int rank) const;
   /// The last kLosses - 1 at most, the oldest first.
   std::vector<JobLoss> losses() const;
+  /// Counts what changes but commits; and waits for another count, at most so long.
+  std::uint32_t changes() const;
+  void await_change(std::uint32_t changes, Clock::duration limit) const;
 
  private:
   friend class JobArbiter;
   friend class JobMember;
+  friend class JobFollower;
   struct Layout;
   Layout* memory_;
+};
+
+/// What a process has written into the memory of its host.
+struct JobLine {
+  std::int32_t rank = 0, replacement = 0;  // the second: how many processes had its number before
+  std::int64_t committed = 0;
+  std::uint32_t arrived = 0, resumed = 0, finished = 0, joined = 0, applies = 0;
 };
 
 /// The launcher's side.
@@ -95,6 +109,10 @@ class JobArbiter {
   bool any_step() const;
   /// The ranks that have not arrived for the newest generation; none in the first, which needs no arrivals.
   std::vector<int> missing() const;
+  /// A process on another host has written this there.
+  void take(const JobLine& line);
+  /// What the memories of other hosts are to follow.
+  std::vector<std::byte> decisions() const;
 
  private:
   int count_members() const;
@@ -103,6 +121,22 @@ class JobArbiter {
   JobMemory::Layout& memory_;
   const Sizes sizes_;
   const int processes_;
+};
+
+/// The side of a host whose launcher does not decide: its memory follows that of the arbiter's.
+class JobFollower {
+ public:
+  explicit JobFollower(JobMemory& memory);
+  /// Forgets the processes, for others that begin from the start.
+  void clear();
+  /// Throws CommError for what no arbiter says. `own` processes are on this host, which has written their lines itself.
+  void take(const std::vector<std::byte>& decisions, const std::vector<int>& own);
+  /// Another process is to have this number; `is_first`: the job has begun with it.
+  void begin(int rank, bool is_first);
+  JobLine line(int rank, int replacement) const;
+
+ private:
+  JobMemory::Layout& memory_;
 };
 
 /// A rank's side. Throws CommError for numbers that no launcher and no rank have written.
@@ -131,8 +165,6 @@ class JobMember {
   bool await_loss(std::uint32_t generation, Clock::duration limit);
 
  private:
-  void publish_plan(std::uint32_t generation);
-  void note_recovery(std::int64_t step);
   bool is_among_members(int rank) const;
   std::uint32_t await_membership();
   JobMemory::Layout& memory_;

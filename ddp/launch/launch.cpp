@@ -5,15 +5,12 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <array>
-#include <atomic>
 #include <chrono>
 #include <cstddef>
-#include <cstdint>
-#include <cstdio>
 #include <exception>
 #include <filesystem>
 #include <fstream>
+#include <list>
 #include <memory>
 #include <optional>
 #include <system_error>
@@ -21,6 +18,8 @@
 
 #include "ddp/group/failure_report.h"
 #include "ddp/group/flight_recorder.h"
+#include "ddp/launch/check_options.h"
+#include "ddp/launch/job_hosts.h"
 #include "ddp/launch/job_processes.h"
 #include "ddp/launch/losses.h"
 #include "ddp/launch/rank_environment.h"
@@ -36,14 +35,6 @@
 namespace duet::ddp {
 namespace {
 
-/// The result of a launch that this signal ended.
-LaunchResult interrupted_by(int signal) {
-  return {.exit_code = 128 + signal,
-          .signal = signal,
-          .message = concat("ended by ", signal_text(signal),
-                            signal == SIGPIPE ? ": nothing reads the output of the ranks any more" : "")};
-}
-
 /// What remarks call the ranks of other launchers; empty if there are none.
 std::string ranks_elsewhere(const LaunchOptions& options) {
   std::vector<int> others;
@@ -52,19 +43,10 @@ std::string ranks_elsewhere(const LaunchOptions& options) {
   return others.empty() ? "" : concat("other hosts (", rank_names(others), ")");
 }
 
-/// Queues a remark of the launcher.
-void remark(const LaunchOptions& options, LaunchOutput& output, const std::string& text) {
-  output.post_remark(text.size(), [&options, text] {
-    if (options.on_remark)
-      options.on_remark(text);
-    else
-      write_all(STDERR_FILENO, text + "\n");
-  });
-}
-
 constexpr Milliseconds kPoll{50};   // where the kernel cannot report that a process has ended
 constexpr Milliseconds kLook{250};  // the kernel does not report a stopped process
 constexpr Milliseconds kStopReported{1000}, kKilled{1};
+constexpr Milliseconds kAnswer{1000};  // of the launcher of host 0, before a signal is looked for
 // A rank's error may be the consequence of another's, which may still be unwinding: wait for its report.
 constexpr Milliseconds kSettle{100}, kSettleConsequence{500};
 constexpr Milliseconds kCauseLimit{10'000};  // longest wait for a rank whose record shows an exception unwinding
@@ -84,7 +66,8 @@ RankFile make_record_file() {
 }
 
 JobArbiter::Sizes sizes_of(const LaunchOptions& options) {
-  return {options.ranks, options.min_ranks == 0 ? options.ranks : options.min_ranks, options.spares};
+  const int ranks = options.nodes * options.ranks;
+  return {ranks, options.min_ranks == 0 ? ranks : options.min_ranks, options.spares};
 }
 
 struct JobRank {
@@ -119,14 +102,16 @@ class Job {
         waits_(options.remark_after, ranks_elsewhere(options)),
         variables_(std::move(variables)),
         cores_(cores) {
-    if (options.elastic) losses_.emplace(sizes_of(options), options.max_failures);
-    ranks_.reserve(static_cast<std::size_t>(options.ranks + options.spares));
-    for (int local = 0; local < options.ranks + options.spares; ++local) ranks_.push_back(start_rank(local));
+    if (options.elastic) losses_.emplace(sizes_of(options), options.max_failures, options.nodes == 1);
+    if (options.elastic && options.nodes > 1) meet_hosts();
+    if (follows() || interrupted_ != 0) return;  // the arbiter says what starts
+    const int first = options.node_rank * options.ranks;
+    for (int local = 0; local < options.ranks + options.spares; ++local) ranks_.push_back(start_rank(first + local));
   }
 
   /// Returns when all have ended.
   LaunchResult run() {
-    while (any_alive()) {
+    while (any_alive() || is_needed_elsewhere()) {
       wait_for_events();
       read_lines(false);
       pass_on_signals();
@@ -136,33 +121,68 @@ class Job {
       end_overdue();
     }
     read_lines(true);
-    return result();
+    LaunchResult ended = result();
+    if (hosts_) hosts_->end(ended.message, interrupted_ != 0);
+    return ended;
   }
 
  private:
-  JobRank start_rank(int local, int replacement = 0) {
+  void meet_hosts() {
+    const JobMeeting meeting{variables_.port, concat(variables_.run_id, '|', variables_.port), given_secret()};
+    if (options_.node_rank == 0)
+      hosts_ = make_job_arbiter(options_, meeting, losses_->job(), losses_->arbiter());
+    else
+      await_arbiter(meeting);
+  }
+  void await_arbiter(const JobMeeting& meeting) {
+    const auto until = Clock::now() + options_.join_timeout;
+    while (hosts_ == nullptr && interrupted_ == 0) try {
+        hosts_ = make_job_follower(options_, meeting, losses_->job(), std::min(options_.join_timeout, kAnswer),
+                                   [this] { end_processes(); });
+      } catch (const CommError& error) {
+        require<CommError>(Clock::now() < until, "the launcher of host 0 did not come within ",
+                           options_.join_timeout.count(), " ms: ", error.what());
+        pass_on_signals();
+      }
+  }
+  /// Whether the launcher of another host decides on losses.
+  bool follows() const { return hosts_ && options_.node_rank != 0; }
+  bool is_needed_elsewhere() const { return hosts_ && !ends() && hosts_->is_needed(); }
+  /// Ranks that have only lost others wait for the arbiter, which may begin again.
+  bool ends() const {
+    return sigterm_at_ || interrupted_ != 0 || (terminate_at_ && (!hosts_ || *terminate_at_ <= Clock::now()));
+  }
+
+  /// `rank`: or the number of a spare process, behind those of the ranks.
+  JobRank start_rank(int rank, int replacement = 0, bool joins = false) {
     RankVariables variables = variables_;
-    const bool is_spare = local >= options_.ranks;
-    variables.local_rank = is_spare ? options_.ranks - 1 : local;
-    variables.process = local;
-    const int rank = options_.node_rank * options_.ranks + local;
+    const int ranks = options_.nodes * options_.ranks;
+    const bool is_spare = rank >= ranks;
+    variables.rank = std::min(rank, ranks - 1);
+    variables.local_rank = variables.rank % options_.ranks;
+    variables.process = rank;
+    const bool is_own = variables.rank / options_.ranks == options_.node_rank;
+    if (!is_own) output_->add(rank);
     RankFile error_file = make_error_file(output_->error_file(rank)), record_file = make_record_file();
     variables.error_file = error_file.path;
     variables.record_file = record_file.path;
     if (losses_) {
       variables.elastic_file = losses_->memory().path;
-      variables.elastic_store = losses_->store().path;
+      variables.elastic_store = hosts_ ? hosts_->store() : losses_->store().path;
       variables.replacement = is_spare ? replacement + 1 : replacement;
+      variables.joins = joins || is_spare;
     }
-    RankProcess process(concat("the process of rank ", rank, " of ", options_.nodes * options_.ranks), options_.command,
+    RankProcess process(concat("the process of rank ", rank, " of ", ranks), options_.command,
                         rank_environment(options_, variables),
-                        cores_.empty() || is_spare ? std::vector<int>{} : cores_[static_cast<std::size_t>(local)]);
+                        cores_.empty() || is_spare || !is_own ? std::vector<int>{}
+                                                              : cores_[static_cast<std::size_t>(variables.local_rank)]);
     return {rank, replacement, std::move(error_file), std::move(record_file), std::move(process)};
   }
 
   bool any_alive() {
     for (JobRank& rank : ranks_) rank.process.look();
     look_for_losses();
+    if (hosts_) look_for_hosts();
     look_for_recoveries();
     look_for_failures();
     return std::any_of(ranks_.begin(), ranks_.end(), [](const JobRank& rank) { return !rank.process.ended(); });
@@ -178,20 +198,21 @@ class Job {
   }
 
   /// Puts a process that replaces a lost one in its place.
-  void start_again(JobRank& rank) {
+  void start_again(JobRank& rank, bool joins = true) {
     read_lines(rank);
-    JobRank fresh = start_rank(rank.rank - options_.node_rank * options_.ranks, rank.replacement + 1);
+    JobRank fresh = start_rank(rank.rank, rank.replacement + 1, joins);
     std::destroy_at(&rank);
     std::construct_at(&rank, std::move(fresh));
   }
 
   /// In an elastic job, replaces what was lost, as far as it may be.
   void look_for_losses() {
-    if (!losses_ || sigterm_at_ || terminate_at_ || interrupted_ != 0) return;
+    if (!losses_ || ends()) return;
+    if (follows()) return report_losses();
     for (JobRank& rank : ranks_) {
       if (!is_lost(rank)) continue;
       const std::string cause = message_of(rank);
-      const JobLosses::Loss loss = losses_->lose(rank.rank, cause, rank.stop_ended ? Phase::none : rank.record().phase);
+      const JobLosses::Loss loss = losses_->lose(rank.rank, cause, phase_of(rank));
       if (loss == JobLosses::Loss::begins) return start_all_again(cause);
       if (loss == JobLosses::Loss::ends_job) {  // also by a rank that has ended with exit code 0
         rank.failed = true;
@@ -199,29 +220,83 @@ class Job {
         return;
       }
       start_again(rank);
+      if (hosts_) hosts_->replace(rank.rank, true);
       remark(concat(cause, " after step ", losses_->step(), "; ", JobLosses::consequence(loss)));
     }
+  }
+  static Phase phase_of(const JobRank& rank) { return rank.stop_ended ? Phase::none : rank.record().phase; }
+
+  /// Tells the arbiter what was lost here.
+  void report_losses() {
+    for (auto rank = ranks_.begin(); rank != ranks_.end();) {
+      const auto lost = rank++;
+      if (!is_lost(*lost)) continue;
+      read_lines(*lost);
+      hosts_->lose(lost->rank, message_of(*lost), phase_of(*lost));
+      ranks_.erase(lost);
+    }
+  }
+
+  /// What other launchers say, and ask for.
+  void look_for_hosts() {
+    const std::string begun = hosts_->store();
+    for (const HostEvent& event : hosts_->exchange()) {
+      if (event.kind == HostEvent::Kind::remarks) remark(event.text);
+      if (ends()) continue;
+      if (event.kind == HostEvent::Kind::start)
+        ranks_.push_back(start_rank(event.rank, event.replacement, event.joins));
+      if (event.kind == HostEvent::Kind::lost && begun == hosts_->store()) lose_elsewhere(event);
+      if (event.kind == HostEvent::Kind::ends) end_by(event.rank, event.text);
+    }
+  }
+
+  /// A process of another host.
+  void lose_elsewhere(const HostEvent& event) {
+    const JobLosses::Loss loss = losses_->lose(event.rank, event.text, event.phase, !event.is_same_loss);
+    if (loss == JobLosses::Loss::ends_job) return end_by(event.rank, event.text + losses_->reason());
+    if (loss == JobLosses::Loss::begins) return start_all_again(event.text);
+    const JobHosts::Start start = hosts_->replace(event.rank, loss != JobLosses::Loss::left_out);
+    if (start == JobHosts::Start::here) ranks_.push_back(start_rank(event.rank, 1, true));
+    remark(concat(event.text, " after step ", losses_->step(), "; ",
+                  start == JobHosts::Start::later ? "the others go on, until its host takes part again"
+                                                  : JobLosses::consequence(loss)));
   }
 
   /// Says which new processes have the state of the training; ends the job where some do not come.
   void look_for_recoveries() {
     if (!losses_) return;
     for (const std::string& text : losses_->recoveries()) remark(text);
-    losses_->admit_ready();
+    if (!follows()) losses_->admit_ready();
     for (const JobRank& rank : ranks_)
       if (losses_->is_superfluous(rank.rank)) rank.process.send(SIGKILL);
-    if (sigterm_at_ || terminate_at_ || interrupted_ != 0) return;
-    if (const auto absence = losses_->overdue(options_.replace_timeout))
-      end_by(ranks_[static_cast<std::size_t>(absence->rank)], absence->message);
+    if (ends()) return;
+    if (const auto absence = losses_->overdue(options_.replace_timeout)) end_by(absence->rank, absence->message);
+  }
+
+  void kill_all() {
+    send_all(SIGKILL);
+    for (JobRank& rank : ranks_)
+      while (!rank.process.look()) std::this_thread::sleep_for(kKilled);
+  }
+  void end_processes() {
+    kill_all();
+    for (JobRank& rank : ranks_) read_lines(rank);
+    ranks_.clear();
+    terminate_at_.reset();  // what has failed has lost another rank
+    cause_until_.reset();
   }
 
   /// Before the first step is complete there is nothing to lose.
   void start_all_again(const std::string& cause) {
-    send_all(SIGKILL);
-    for (JobRank& rank : ranks_)
-      while (!rank.process.look()) std::this_thread::sleep_for(kKilled);
-    losses_->begin();
-    for (JobRank& rank : ranks_) start_again(rank);
+    if (hosts_) {
+      end_processes();
+      losses_->begin();
+      for (const int rank : hosts_->begin_again()) ranks_.push_back(start_rank(rank, 1));
+    } else {
+      kill_all();
+      losses_->begin();
+      for (JobRank& rank : ranks_) start_again(rank, false);
+    }
     remark(concat(cause, " before the first step; all ranks start again"));
   }
 
@@ -230,6 +305,7 @@ class Job {
     bool blind = false;
     const bool reads = written_.lines.has_room();
     if (!reads) events.push_back({written_.lines.descriptor(), POLLIN, 0});
+    if (hosts_) events.push_back({hosts_->descriptor(), POLLIN, 0});
     for (JobRank& one : ranks_) {
       RankProcess& rank = one.process;
       if (reads && rank.output().open()) events.push_back({rank.output().descriptor(), POLLIN, 0});
@@ -296,7 +372,8 @@ class Job {
         if (error->by_signal && sigterm_at_ && rank.when >= *sigterm_at_) text.clear();  // the launcher's own
       }
       if (sigterm_at_ || interrupted_ != 0) continue;
-      const Milliseconds settle = rank.error.consequence ? kSettleConsequence : kSettle;
+      // On several hosts the arbiter says what happened, once a host that is gone has said nothing for so long.
+      const Milliseconds settle = !rank.error.consequence ? kSettle : hosts_ ? 2 * kHostLimit : kSettleConsequence;
       const auto terminate = Clock::now() + (rank.process.signal() != 0 ? Milliseconds(0) : settle);
       terminate_at_ = std::min(terminate_at_.value_or(terminate), terminate);
       if (!cause_until_) cause_until_ = Clock::now() + kCauseLimit;
@@ -325,14 +402,17 @@ class Job {
       if (losses_)
         rank.process.send(SIGKILL);  // it is lost once it is dead
       else
-        end_by(rank, message_of(rank));
+        end_by(rank.rank, message_of(rank));
     }
   }
 
-  /// Ends the job, of which a rank has failed that runs.
-  void end_by(const JobRank& rank, const std::string& message) {
-    overdue_ = &rank;
-    overdue_message_ = message;
+  /// Ends the job, of which a rank has failed that runs, or is on another host.
+  void end_by(int rank, const std::string& message) {
+    const auto here = std::ranges::find(ranks_, rank, &JobRank::rank);
+    if (here == ranks_.end())
+      elsewhere_ = {rank, message};
+    else
+      overdue_ = &*here, overdue_message_ = message;
     terminate_at_ = Clock::now();
   }
 
@@ -427,6 +507,7 @@ class Job {
 
   LaunchResult result() const {
     if (interrupted_ != 0) return interrupted_by(interrupted_);
+    if (elsewhere_) return {.exit_code = 1, .failed_rank = elsewhere_->first, .message = elsewhere_->second};
     const JobRank* first = nullptr;
     for (const JobRank& rank : ranks_) {
       const int score = culprit_score(rank);
@@ -449,60 +530,19 @@ class Job {
   LaunchOutput& written_;
   JobGuard& guard_;
   std::shared_ptr<RankOutput> output_;
-  std::vector<JobRank> ranks_;
+  std::list<JobRank> ranks_;
   WaitWatch waits_;
   const RankVariables variables_;
   const std::vector<std::vector<int>> cores_;
-  std::optional<JobLosses> losses_;   // of an elastic job
-  Clock::time_point next_look_{};     // at the records
-  const JobRank* overdue_ = nullptr;  // stopped, or absent, for longer than the limit
+  std::optional<JobLosses> losses_;                       // of an elastic job
+  std::unique_ptr<JobHosts> hosts_;                       // of one that has several
+  std::optional<std::pair<int, std::string>> elsewhere_;  // a rank of another host by which the job ends, and how
+  Clock::time_point next_look_{};                         // at the records
+  const JobRank* overdue_ = nullptr;                      // stopped, or absent, for longer than the limit
   std::string overdue_message_{};
   int interrupted_ = 0;
   std::optional<Clock::time_point> terminate_at_, cause_until_, sigterm_at_, kill_at_;
 };
-
-constexpr int kMaxRanks = 1024;
-// How long a failed or interrupted job waits for a reader of its output that takes nothing, and when it says why.
-constexpr Milliseconds kReaderPatience{10'000}, kReaderPatienceInterrupted{1000}, kTold{500};
-
-void check(const LaunchOptions& options) {
-  require<UsageError>(options.ranks >= 1 && options.ranks <= kMaxRanks, "a job has 1 to 1024 ranks, got ",
-                      options.ranks);
-  require<UsageError>(0 <= options.min_ranks && options.min_ranks <= options.ranks, "a job of ", options.ranks,
-                      " ranks goes on with 1 to ", options.ranks, " of them at least, got ", options.min_ranks);
-  require<UsageError>(0 <= options.spares && options.ranks + options.spares <= kMaxRanks, "a job of ", options.ranks,
-                      " ranks has 0 to ", kMaxRanks - options.ranks, " spare processes, got ", options.spares);
-  require<UsageError>((options.min_ranks == 0 && options.spares == 0) || options.elastic,
-                      "only an elastic job goes on with fewer ranks, or has spare processes");
-  require<UsageError>(!options.elastic || options.nodes == 1, "an elastic job is on one host, got ", options.nodes);
-  require<UsageError>(!options.elastic || options.ranks > 1,
-                      "an elastic job has 2 or more ranks: nothing else has the state of one that is lost");
-  require<UsageError>(options.max_failures >= 0, "an elastic job's losses must not be negative, got ",
-                      options.max_failures);
-  require<UsageError>(options.replace_timeout.count() > 0 && options.replace_timeout <= std::chrono::hours(240),
-                      "a lost rank is replaced within 1 ms to 240 hours, got ", options.replace_timeout.count(), " ms");
-  require<UsageError>(!options.command.empty() && !options.command[0].empty(), "there is no program to launch");
-  require<UsageError>(options.master_port >= 0 && options.master_port <= 65535,
-                      "port must have value from 0 to 65535 but was ", options.master_port);
-  require<UsageError>(options.nodes >= 1 && options.nodes <= kMaxRanks, "a job has 1 to 1024 nodes, got ",
-                      options.nodes);
-  require<UsageError>(options.node_rank >= 0 && options.node_rank < options.nodes, "the rank of a node is 0 to ",
-                      options.nodes - 1, ", got ", options.node_rank);
-  require<UsageError>(options.nodes == 1 || options.master_port != 0, "a job of ", options.nodes,
-                      " nodes needs a port, the same on all of them");
-  require<UsageError>(options.max_restarts >= 0, "the number of restarts must not be negative, got ",
-                      options.max_restarts);
-  require<UsageError>(options.nodes == 1 || options.max_restarts == 0, "a job of ", options.nodes,
-                      " nodes cannot be restarted: its launchers are not connected");
-  require<UsageError>(options.timeout.count() > 0 && options.timeout <= std::chrono::hours(240),
-                      "an operation may take 1 ms to 240 hours, got ", options.timeout.count(), " ms");
-  require<UsageError>(options.join_timeout.count() > 0 && options.join_timeout <= std::chrono::hours(240),
-                      "ranks wait for each other for 1 ms to 240 hours, got ", options.join_timeout.count(), " ms");
-  require<UsageError>(
-      options.grace.count() >= 0 && options.interrupt_grace.count() >= 0 && options.stop_limit.count() >= 0,
-      "times must not be negative, got a grace of ", options.grace.count(), " ms, ", options.interrupt_grace.count(),
-      " ms after a signal, and a stop limit of ", options.stop_limit.count(), " ms");
-}
 
 /// The cores of each local rank; empty if no rank is pinned.
 std::vector<std::vector<int>> plan_cores(const LaunchOptions& options, LaunchOutput& output) {
@@ -520,43 +560,6 @@ std::vector<std::vector<int>> plan_cores(const LaunchOptions& options, LaunchOut
     if (options.verbose) remark(options, output, concat("rank ", rank, " is pinned to ", describe(shares[i])));
   }
   return cores;
-}
-
-/// Waits until the ranks' output is written: after a success as long as it takes, else while its reader takes
-/// something; where it takes none, a remark says at once why the job has ended. A signal ends the wait.
-void drain(const LaunchOptions& options, LaunchOutput& output, const SignalPipe& signals, LaunchResult& result) {
-  std::uint64_t written = output.lines.written();
-  const bool interrupted = result.exit_code > 128;
-  const Milliseconds patience = interrupted ? kReaderPatienceInterrupted : kReaderPatience;
-  bool told = result.exit_code == 0 || interrupted;
-  auto last = Clock::now();  // when the reader took something
-  while (!output.idle()) {
-    std::array<pollfd, 3> events = {pollfd{signals.descriptor(), POLLIN, 0},
-                                    pollfd{output.lines.descriptor(), POLLIN, 0},
-                                    pollfd{output.remarks.descriptor(), POLLIN, 0}};
-    ::poll(events.data(), events.size(), 100);
-    output.lines.acknowledge();
-    output.remarks.acknowledge();
-    if (const int signal = signals.next()) {
-      if (result.exit_code == 0) result = interrupted_by(signal);
-      if (signal != SIGPIPE) break;  // the other stream's lines may still be read
-    }
-    const auto now = Clock::now();
-    if (output.lines.written() != written) last = now;
-    written = output.lines.written();
-    if (result.exit_code != 0 && now - last >= patience) break;
-    if (!told && now - last >= kTold && !output.lines.idle()) {
-      told = true;
-      remark(options, output, concat(result.message, "; its job's output is not read"));
-    }
-  }
-  const std::size_t dropped = output.stop();
-  if (dropped > 0) result.message += concat("; ", dropped, " bytes of output were not written: their reader took none");
-  output.lines.rethrow();
-  output.remarks.rethrow();
-  if (output.lines.failure() == 0 || result.exit_code != 0) return;
-  result.exit_code = 1;
-  result.message = concat("cannot write all that the ranks have printed: ", errno_text(output.lines.failure()));
 }
 
 }  // namespace

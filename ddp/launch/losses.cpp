@@ -28,16 +28,22 @@ RankFile make_file(const std::string& kind, std::size_t bytes) {
 
 }  // namespace
 
-JobLosses::JobLosses(const JobArbiter::Sizes& sizes, int most)
+JobLosses::JobLosses(const JobArbiter::Sizes& sizes, int most, bool one_host)
     : sizes_(sizes),
       processes_(sizes.ranks + sizes.spares),
       most_(most),
+      one_host_(one_host),
       last_(static_cast<std::size_t>(sizes.ranks + sizes.spares)) {
   begin();
 }
 
 void JobLosses::begin() {
   arbiter_.reset();
+  if (job_ && !one_host_) {
+    job_->clear();
+    arbiter_.emplace(*job_, sizes_);
+    return;
+  }
   memory_file_ = make_file("job", JobMemory::bytes());
   store_file_ = make_file("store", 0);
   job_ = std::make_unique<JobMemory>(memory_file_.path);
@@ -56,10 +62,10 @@ const char* JobLosses::consequence(Loss loss) {
   return "";
 }
 
-JobLosses::Loss JobLosses::lose(int rank, const std::string& how, Phase phase) {
+JobLosses::Loss JobLosses::lose(int rank, const std::string& how, Phase phase, bool counts) {
   std::int64_t step = 0;
   for (int one = 0; one < processes_; ++one) step = std::max(step, job_->steps(one));
-  losses_ = step - step_ >= kStepsBetween ? 1 : losses_ + 1;
+  losses_ = step - step_ >= kStepsBetween ? 1 : losses_ + counts;
   step_ = std::max(step_, step);
   const bool computes = (phase == Phase::forward || phase == Phase::backward) && !job_->recovers(rank);
   const bool was_member = job_->is_member(rank);

@@ -16,12 +16,14 @@ namespace duet::ddp {
 /// The memory and the store of the job's ranks, in files that are gone with the launcher.
 class JobLosses {
  public:
-  /// Losses above `most`, without kStepsBetween steps between any two, end the job. Throws CommError where there is no
-  /// memory for the files.
-  JobLosses(const JobArbiter::Sizes& sizes, int most);
+  /// Losses above `most`, without kStepsBetween steps between any two, end the job. Throws CommError where there is
+  /// no memory for the files.
+  JobLosses(const JobArbiter::Sizes& sizes, int most, bool one_host = true);
 
   const RankFile& memory() const { return memory_file_; }
   const RankFile& store() const { return store_file_; }
+  JobMemory& job() { return *job_; }
+  JobArbiter& arbiter() { return *arbiter_; }
 
   enum class Loss {
     replaced,  // another process is to have the rank's number; the others wait for it
@@ -35,7 +37,8 @@ class JobLosses {
   static const char* consequence(Loss loss);
   /// The process of a rank has ended by itself, or was killed: how, in words, and where in a step its record says that
   /// it was.
-  Loss lose(int rank, const std::string& how = "", Phase phase = Phase::none);
+  /// `counts`: as another loss.
+  Loss lose(int rank, const std::string& how = "", Phase phase = Phase::none, bool counts = true);
   /// What is added to the message of a job that was ended by a loss; empty: nothing.
   const std::string& reason() const { return reason_; }
   /// The last step that any rank had completed when the last one was lost.
@@ -57,7 +60,7 @@ class JobLosses {
   std::optional<Absence> overdue(Milliseconds limit) const;
   /// Whether a rank that ends now leaves the others in the midst of the training.
   bool trains(int rank) const { return job_->has_joined(rank) && !job_->ended(); }
-  /// Forgets the ranks, for others that begin from the start.
+  /// Forgets the ranks, for others that begin from the start; the memory stays where there are other hosts.
   void begin();
 
  private:
@@ -73,6 +76,7 @@ class JobLosses {
   static constexpr std::int64_t kStepsBetween = 100;
   const JobArbiter::Sizes sizes_;
   const int processes_, most_;
+  const bool one_host_;
   RankFile memory_file_, store_file_;
   std::unique_ptr<JobMemory> job_;
   std::optional<JobArbiter> arbiter_;

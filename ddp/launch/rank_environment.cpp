@@ -70,10 +70,9 @@ std::string random_run_id() {
 
 std::vector<std::string> rank_environment(const LaunchOptions& options, const RankVariables& rank) {
   std::map<std::string, std::string> all = own_environment();
-  const int global_rank = options.node_rank * options.ranks + rank.local_rank;
   const int world_size = options.nodes * options.ranks;
   all["LOCAL_RANK"] = std::to_string(rank.local_rank);
-  for (const char* name : {"RANK", "ROLE_RANK"}) all[name] = std::to_string(global_rank);
+  for (const char* name : {"RANK", "ROLE_RANK"}) all[name] = std::to_string(rank.rank);
   all["LOCAL_WORLD_SIZE"] = std::to_string(options.ranks);
   for (const char* name : {"WORLD_SIZE", "ROLE_WORLD_SIZE"}) all[name] = std::to_string(world_size);
   all["GROUP_RANK"] = std::to_string(options.node_rank);
@@ -88,13 +87,14 @@ std::vector<std::string> rank_environment(const LaunchOptions& options, const Ra
   all[kErrorFileVariable] = rank.error_file;
   all[kFlightRecorderVariable] = rank.record_file;
   for (const char* const name :
-       {kElasticVariable, kElasticStoreVariable, kElasticProcessVariable, kReplacementVariable})
+       {kElasticVariable, kElasticStoreVariable, kElasticProcessVariable, kReplacementVariable, kJoinsVariable})
     all.erase(name);  // of a job that this one is in
   if (!rank.elastic_file.empty()) {
     all[kElasticVariable] = rank.elastic_file;
     all[kElasticStoreVariable] = rank.elastic_store;
     all[kElasticProcessVariable] = std::to_string(rank.process);
     all[kReplacementVariable] = std::to_string(rank.replacement);
+    if (rank.joins) all[kJoinsVariable] = "1";
   }
   all[kJobVariable] = rank.job;
   all[kJoinTimeoutVariable] = std::to_string(options.join_timeout.count());

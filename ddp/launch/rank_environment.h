@@ -41,7 +41,7 @@ std::string secret_of(const LaunchOptions& options, const std::string& given);
 
 /// What a launch passes to each of its ranks.
 struct RankVariables {
-  int local_rank = 0;
+  int rank = 0, local_rank = 0;
   int port = 0;
   int attempt = 0;
   std::string run_id{};                         // equal on all hosts
@@ -50,7 +50,8 @@ struct RankVariables {
   std::string error_file{};                     // to which the rank writes its error
   std::string record_file{};                    // what it does: see ddp/group/flight_recorder.h
   std::string elastic_file{}, elastic_store{};  // see ddp/launch/losses.h; empty: the job is not elastic
-  int process = 0;                              // its number among those of this host, with spare ones
+  int process = 0;                              // its number in the job, with spare ones
+  bool joins = false;                           // takes the state of the training from another rank
   int replacement = 0;                          // processes that this number had before, in an elastic job
 };
 

@@ -194,18 +194,29 @@ RankOutput::RankOutput(const LaunchOptions& options, OutputThread& thread, const
                        int first_rank)
     : options_(options), thread_(thread), folder_(folder.empty() ? "" : concat(folder, "/attempt_", attempt)) {
   if (folder_.empty()) return;
-  for (int rank = first_rank; rank < first_rank + options.ranks + options.spares; ++rank) {
-    make_folder(folder_of(rank));
-    const int bits = options.tee.of(rank) | options.redirects.of(rank);
-    for (const int bit : {kStdout, kStderr}) {
-      if ((bits & bit) == 0) continue;
-      const std::string path = folder_of(rank) + (bit == kStdout ? "/stdout.log" : "/stderr.log");
-      Descriptor file(
-          uninterrupted([&] { return ::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666); }));
-      require<DataError>(file.open(), "cannot write ", path, ": ", last_errno);
-      files_[rank][static_cast<std::size_t>(bit - 1)] = std::move(file);
-    }
+  for (int rank = first_rank; rank < first_rank + options.ranks + options.spares; ++rank)
+    files_[rank] = open_files(rank);
+}
+
+void RankOutput::add(int rank) {
+  if (folder_.empty() || !added_.insert(rank).second) return;
+  const auto files = std::make_shared<Files>(open_files(rank));
+  thread_.post(0, [self = shared_from_this(), rank, files] { self->files_[rank] = std::move(*files); });
+}
+
+RankOutput::Files RankOutput::open_files(int rank) const {
+  make_folder(folder_of(rank));
+  Files files;
+  const int bits = options_.tee.of(rank) | options_.redirects.of(rank);
+  for (const int bit : {kStdout, kStderr}) {
+    if ((bits & bit) == 0) continue;
+    const std::string path = folder_of(rank) + (bit == kStdout ? "/stdout.log" : "/stderr.log");
+    Descriptor file(
+        uninterrupted([&] { return ::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666); }));
+    require<DataError>(file.open(), "cannot write ", path, ": ", last_errno);
+    files[static_cast<std::size_t>(bit - 1)] = std::move(file);
   }
+  return files;
 }
 
 std::string RankOutput::folder_of(int rank) const { return concat(folder_, "/rank_", rank); }
@@ -237,6 +248,64 @@ void RankOutput::write(int rank, bool is_stderr, std::string_view line) {
   if (!write_all(is_stderr ? STDERR_FILENO : STDOUT_FILENO,
                  label ? concat("[rank ", rank, "] ", line, "\n") : concat(line, "\n")))
     thread_.note_failure(errno);
+}
+
+void remark(const LaunchOptions& options, LaunchOutput& output, const std::string& text) {
+  output.post_remark(text.size(), [&options, text] {
+    if (options.on_remark)
+      options.on_remark(text);
+    else
+      write_all(STDERR_FILENO, text + "\n");
+  });
+}
+
+LaunchResult interrupted_by(int signal) {
+  return {.exit_code = 128 + signal,
+          .signal = signal,
+          .message = concat("ended by ", signal_text(signal),
+                            signal == SIGPIPE ? ": nothing reads the output of the ranks any more" : "")};
+}
+
+namespace {
+
+// How long a failed or interrupted job waits for a reader of its output that takes nothing, and when it says why.
+constexpr Milliseconds kReaderPatience{10'000}, kReaderPatienceInterrupted{1000}, kTold{500};
+
+}  // namespace
+
+void drain(const LaunchOptions& options, LaunchOutput& output, const SignalPipe& signals, LaunchResult& result) {
+  std::uint64_t written = output.lines.written();
+  const bool interrupted = result.exit_code > 128;
+  const Milliseconds patience = interrupted ? kReaderPatienceInterrupted : kReaderPatience;
+  bool told = result.exit_code == 0 || interrupted;
+  auto last = Clock::now();  // when the reader took something
+  while (!output.idle()) {
+    std::array<pollfd, 3> events = {pollfd{signals.descriptor(), POLLIN, 0},
+                                    pollfd{output.lines.descriptor(), POLLIN, 0},
+                                    pollfd{output.remarks.descriptor(), POLLIN, 0}};
+    ::poll(events.data(), events.size(), 100);
+    output.lines.acknowledge();
+    output.remarks.acknowledge();
+    if (const int signal = signals.next()) {
+      if (result.exit_code == 0) result = interrupted_by(signal);
+      if (signal != SIGPIPE) break;  // the other stream's lines may still be read
+    }
+    const auto now = Clock::now();
+    if (output.lines.written() != written) last = now;
+    written = output.lines.written();
+    if (result.exit_code != 0 && now - last >= patience) break;
+    if (!told && now - last >= kTold && !output.lines.idle()) {
+      told = true;
+      remark(options, output, concat(result.message, "; its job's output is not read"));
+    }
+  }
+  const std::size_t dropped = output.stop();
+  if (dropped > 0) result.message += concat("; ", dropped, " bytes of output were not written: their reader took none");
+  output.lines.rethrow();
+  output.remarks.rethrow();
+  if (output.lines.failure() == 0 || result.exit_code != 0) return;
+  result.exit_code = 1;
+  result.message = concat("cannot write all that the ranks have printed: ", errno_text(output.lines.failure()));
 }
 
 }  // namespace duet::ddp

@@ -12,10 +12,12 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <string>
 #include <string_view>
 #include <thread>
 
+#include "ddp/launch/job_processes.h"
 #include "ddp/launch/launch.h"
 #include "lib/base/descriptor.h"
 
@@ -103,6 +105,8 @@ class RankOutput : public std::enable_shared_from_this<RankOutput> {
   /// `folder` is empty if there are no files. Throws DataError for one that cannot be made.
   RankOutput(const LaunchOptions& options, OutputThread& thread, const std::string& folder, int attempt,
              int first_rank);
+  /// Another rank, of another host, is here now. Throws as the constructor does.
+  void add(int rank);
   /// Passes a line on in the output thread, to a file, the terminal or both. Never throws or blocks: a full disk must
   /// not end the job; it is reported once.
   void print(int rank, bool is_stderr, std::string_view line);
@@ -110,14 +114,27 @@ class RankOutput : public std::enable_shared_from_this<RankOutput> {
   std::string error_file(int rank) const;
 
  private:
+  using Files = std::array<Descriptor, 2>;
+  Files open_files(int rank) const;
   std::string folder_of(int rank) const;
   void write(int rank, bool is_stderr, std::string_view line);
 
   const LaunchOptions& options_;
   OutputThread& thread_;
   std::string folder_;
-  std::map<int, std::array<Descriptor, 2>> files_;
+  std::map<int, Files> files_;  // used by the output thread once there is a line
+  std::set<int> added_;
   bool complained_ = false;
 };
+
+/// Queues a remark of the launcher.
+void remark(const LaunchOptions& options, LaunchOutput& output, const std::string& text);
+
+/// The result of a launch that this signal ended.
+LaunchResult interrupted_by(int signal);
+
+/// Waits until the ranks' output is written: after a success as long as it takes, else while its reader takes
+/// something; where it takes none, a remark says at once why the job has ended. A signal ends the wait.
+void drain(const LaunchOptions& options, LaunchOutput& output, const SignalPipe& signals, LaunchResult& result);
 
 }  // namespace duet::ddp

@@ -186,7 +186,7 @@ namespace {
 class MultiHostTransport final : public Transport {
  public:
   MultiHostTransport(std::unique_ptr<Transport> network, const std::shared_ptr<Store>& store, std::vector<int> hosts,
-                     Milliseconds connect_timeout)
+                     Milliseconds connect_timeout, const std::function<void()>& check)
       : network_(std::move(network)), hosts_(std::move(hosts)), connect_timeout_(connect_timeout) {
     const int host = hosts_[static_cast<std::size_t>(rank())];
     std::vector<int> here;
@@ -199,8 +199,9 @@ class MultiHostTransport final : public Transport {
     if (count == 1) return;
     try {
       PrefixStore mine(store, concat("hosts/", host, "/"));
-      shared_ = ShmTransport::connect(mine, own, count, connect_timeout, here);
+      shared_ = ShmTransport::connect(mine, own, count, connect_timeout, here, check);
     } catch (const CommError&) {  // on all ranks of the host alike
+      if (check) check();
       std::fill(place_.begin(), place_.end(), -1);
     }
   }
@@ -232,7 +233,7 @@ class MultiHostTransport final : public Transport {
     std::vector<int> hosts;
     for (const int rank : subset.ranks) hosts.push_back(hosts_[static_cast<std::size_t>(rank)]);
     return std::make_unique<MultiHostTransport>(network_->connect_subset(subset), subset.store, std::move(hosts),
-                                                connect_timeout_);
+                                                connect_timeout_, std::function<void()>());
   }
 
   void close() override {
@@ -254,10 +255,10 @@ class MultiHostTransport final : public Transport {
 
 std::unique_ptr<Transport> make_multi_host_transport(std::unique_ptr<Transport> network,
                                                      const std::shared_ptr<Store>& store, std::vector<int> hosts,
-                                                     Milliseconds connect_timeout) {
+                                                     Milliseconds connect_timeout, const std::function<void()>& check) {
   require<UsageError>(static_cast<int>(hosts.size()) == network->size(), "there are ", network->size(), " ranks and ",
                       hosts.size(), " numbers of hosts");
-  return std::make_unique<MultiHostTransport>(std::move(network), store, std::move(hosts), connect_timeout);
+  return std::make_unique<MultiHostTransport>(std::move(network), store, std::move(hosts), connect_timeout, check);
 }
 
 }  // namespace duet::ddp

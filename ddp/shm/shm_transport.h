@@ -71,8 +71,10 @@ class ShmTransport final : public Transport {
 
 /// Connects the ranks of this host, which call this with the same store; `network` connects all. `hosts` has a number
 /// for every rank, equal for those on one host. Where a host has no memory to share, its ranks use the network too.
+/// `check`: as in ConnectOptions.
 std::unique_ptr<Transport> make_multi_host_transport(std::unique_ptr<Transport> network,
                                                      const std::shared_ptr<Store>& store, std::vector<int> hosts,
-                                                     Milliseconds connect_timeout);
+                                                     Milliseconds connect_timeout,
+                                                     const std::function<void()>& check = {});
 
 }  // namespace duet::ddp

@@ -249,7 +249,7 @@ class TcpTransport final : public Transport {
   void wait(Request request, Clock::time_point deadline) override {
     std::unique_lock lock(mutex_);
     StreamMessage& message = messages_.at(request);
-    const bool ended = changed_.wait_until(lock, deadline, [&] { return message.ended(); });
+    const bool ended = await_end(lock, message, deadline);
     const char* const what = message.sends ? " took nothing" : " sent nothing";
     if (!ended) shut_down();  // nothing may arrive any more in memory that the caller gives up
     message.busy = false;
@@ -276,6 +276,21 @@ class TcpTransport final : public Transport {
     MessageReceiver receiver;
     std::string end;  // why the connection has ended
   };
+
+  /// False at the deadline, and where options_.check() ends the wait: a host that is gone ends no connection.
+  bool await_end(std::unique_lock<std::mutex>& lock, const StreamMessage& message, Clock::time_point deadline) {
+    const auto ended = [&] { return message.ended(); };
+    if (!options_.check) return changed_.wait_until(lock, deadline, ended);
+    while (!changed_.wait_until(lock, std::min(deadline, Clock::now() + kConnectPause), ended)) {
+      if (Clock::now() >= deadline) return false;
+      try {
+        options_.check();
+      } catch (const CommError&) {
+        return ended();
+      }
+    }
+    return true;
+  }
 
   // sendmsg() takes a pointer to non-const, and writes nothing there.
   static std::byte* bytes_of(const void* data) { return static_cast<std::byte*>(const_cast<void*>(data)); }

@@ -52,7 +52,7 @@ void Recoverable::leave() {
 
 Recovery::Recovery()
     : expected_(environment_variable(kElasticVariable).has_value()),
-      replaces_(environment_variable(kReplacementVariable).value_or("0") != "0") {}
+      replaces_(environment_variable(kJoinsVariable).has_value()) {}
 
 Recovery& Recovery::instance() {
   static Recovery recovery;

@@ -91,7 +91,8 @@ class Recoverable {
 /// What the object's stream() writes, into this memory.
 std::vector<std::byte> written_state(Recoverable& object, std::vector<std::byte> memory = {});
 
-/// Name to a rank the memory of its elastic job, and the file of its store: see ddp/launch/losses.h.
+/// Name to a rank the memory of its elastic job, and the file of its store, see ddp/launch/losses.h; on several hosts
+/// what its keys begin with in the launchers' store.
 inline constexpr const char* kElasticVariable = "DUET_ELASTIC_FILE";
 inline constexpr const char* kElasticStoreVariable = "DUET_ELASTIC_STORE";
 /// Names to a process of an elastic job which one it is: the rank, or a number behind those of the ranks for a spare
@@ -99,6 +100,8 @@ inline constexpr const char* kElasticStoreVariable = "DUET_ELASTIC_STORE";
 inline constexpr const char* kElasticProcessVariable = "DUET_ELASTIC_PROCESS";
 /// How many processes have had the number of this rank before.
 inline constexpr const char* kReplacementVariable = "DUET_REPLACEMENT";
+/// Set where a process is to take the state of the training from another rank.
+inline constexpr const char* kJoinsVariable = "DUET_ELASTIC_JOINS";
 
 /// The steps of this process in an elastic job; off elsewhere, where nothing of it costs anything. A step is void once
 /// one of its collectives has failed: what runs of it has no effect. Used by the one thread that trains.
@@ -135,7 +138,7 @@ class Recovery {
   bool on() const { return on_; }
   /// Whether this process is a rank of an elastic job.
   bool expected() const { return expected_; }
-  /// Whether another process has had the number of this rank before.
+  /// Whether another process has trained as this rank before.
   bool replaces() const { return replaces_; }
 
   bool is_void() const { return void_; }

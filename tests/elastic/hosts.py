@@ -1,0 +1,275 @@
+#!/usr/bin/env python3
+"""Elastic jobs on several hosts, each of which is a launcher on this one, or in a network namespace of its own.
+
+    hosts.py DUET PROGRAM                          ranks and hosts are lost, and take part again
+    hosts.py DUET PROGRAM --random N [--seed S]    N jobs, struck at random times
+"""
+import argparse
+import contextlib
+import os
+import random
+import re
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+
+from strikes import KILLED_TWICE, LIMIT, LOST_ALL, Job, state_of
+
+RANKS = 2  # of a host
+SILENT = "which has said nothing for 5 s"
+
+
+def free_port():
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return one.getsockname()[1]
+
+
+class Hosts:
+    """The launchers of one job. `spaces`: the network namespaces of the hosts; none: they are on loopback."""
+
+    def __init__(self, options, network, hosts=2, least=0, spaces=(), **environment):
+        self.network, self.spaces, self.environment = network, spaces, environment
+        self.folder = tempfile.TemporaryDirectory()
+        place = "10.213.8.1:29500" if spaces else f"127.0.0.1:{free_port()}"
+        if network == "trained":
+            program = [options.duet, "train", "--mode", "ddp", "--model", "linear", "--data", "synthetic", "--train-images",
+                       "240", "--test-images", "60", "--batch", "24", "--epochs", "3", "--blocks", "8",
+                       "--result", f"{self.folder.name}/result.json", "--fingerprints", f"{self.folder.name}/fingerprints",
+                       "--checkpoint", f"{self.folder.name}/checkpoints", "--checkpoint-every", "7"]
+        else:
+            program = [options.program, network]
+        self.command = [options.duet, "launch", "--nnodes", str(hosts), "-n", str(RANKS), "--rdzv-endpoint", place,
+                        "--elastic", "--max-failures", "50", "--stop-limit", "0.5", "--replace-timeout", "60",
+                        "--min-ranks", str(least), "--", *program]
+        self.launchers = [self.start(host) for host in range(hosts)]
+        self.ended, self.again = [], set()
+
+    def start(self, host):
+        space = ["ip", "netns", "exec", self.spaces[host]] if self.spaces else []
+        command = self.command[:2] + ["--node-rank", str(host)] + self.command[2:]
+        return Job(space + command, **self.environment)
+
+    def start_again(self, host):
+        self.ended.append(self.launchers[host])
+        self.again.add(host)
+        self.launchers[host] = self.start(host)
+
+    def ranks(self):
+        return {rank: process for launcher in self.launchers for rank, process in launcher.ranks().items()}
+
+    def await_step(self, step):
+        """Until rank 0's program has come so far, as far as the launcher's memory of it says."""
+        end = time.monotonic() + LIMIT
+        while len(self.ranks()) < RANKS * len(self.launchers) and time.monotonic() < end:
+            time.sleep(0.01)
+        time.sleep(0.05 * step)
+
+    def end(self, expected=None):
+        """What is wrong with the ends of the launchers that are there, the state, and what they have said."""
+        wrong, output, errors = [], "", ""
+        for host, launcher in enumerate(self.launchers):
+            if host in self.again:  # it may have been started when the job was over
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    launcher.process.wait(10)
+                launcher.process.terminate()
+            how, printed, said = launcher.end()
+            if how and host in self.again and any(text in said for text in ("no store answered", "the launcher of host 0 is gone", "ended by signal 15")):
+                continue
+            wrong += [f"host {host}: {how}"] if how != (expected or {}).get(host, "") else []
+            output += printed
+            errors += said
+        for launcher in self.ended:
+            launcher.process.communicate()
+        network = "trained_linear" if self.network == "trained" else self.network
+        state = state_of(network, output, self.folder.name)
+        self.folder.cleanup()
+        return ", ".join(wrong), state, errors
+
+
+class Tests:
+    def __init__(self, options):
+        self.options, self.expected = options, {}
+        self.jobs = self.failures = self.skipped = self.lost = 0
+
+    def run(self, what, network, strike, texts=(), ends=None, no_state=False, **of_hosts):
+        """strike(hosts) does what is to happen to the job, whose launchers say these texts; it may return ranks that it struck."""
+        if not no_state and network not in self.expected:
+            wrong, self.expected[network], errors = Hosts(self.options, network).end()
+            if wrong:
+                sys.exit(f"undisturbed, {network}: {wrong}\n{errors}")
+        hosts = Hosts(self.options, network, **of_hosts)
+        struck = strike(hosts)
+        wrong, state, errors = hosts.end(ends)
+        self.jobs += 1
+        struck = struck or []
+        twice = {KILLED_TWICE.format(rank) for rank in struck if struck.count(rank) > 1}
+        if wrong and any(text in errors for text in (*LOST_ALL, *twice)):
+            self.lost += 1
+            return
+        if not wrong and not no_state and state != self.expected[network]:
+            wrong = f"{state}, expected {self.expected[network]}"
+        wrong = wrong or ", ".join(f"not said: {text}" for text in texts if not re.search(text, errors))
+        if wrong:
+            self.failures += 1
+            print(f"{what}, {network}: {wrong}\n{errors[-3000:]}", flush=True)
+
+    def run_ranks(self):
+        """Ranks of both hosts are lost."""
+        points = [("all_reduce", 1), ("all_reduce", 9), ("collective", 25), ("init", 1)]
+        for i, (point, times) in enumerate(points):
+            for j, rank in enumerate((0, 2, 3)):
+                number = (signal.SIGKILL, signal.SIGSTOP, signal.SIGSEGV)[(i + j) % 3]
+                begins = point == "init" or times == 1
+                network, least = ("cnn", "synchronised", "plain")[i % 2 if j else 2 * (i % 2)], (i + j) % 2
+                if network == "plain":
+                    least = 0
+                fault = f"{point}:{rank}:{times}:{int(number)}"
+                said = "all ranks start again" if begins else f"rank {rank} is (replaced|left out) after"
+                self.run(f"DUET_FAULT={fault}", network, lambda hosts: None, [said], least=least, DUET_FAULT=fault)
+        for rank in (1, 2):
+            fault = f"commit:{rank}:9:9"
+            self.run(f"DUET_FAULT={fault}", "trained", lambda hosts: None, [f"rank {rank} is replaced after"],
+                     DUET_FAULT=fault)
+
+    def run_hosts(self):
+        """Hosts are lost as a whole, or leave."""
+        slow = {"DUET_DELAY": "all_reduce:*:8000"}
+
+        def kill(hosts):
+            hosts.await_step(6)
+            hosts.launchers[1].process.kill()
+
+        def kill_and_start(hosts):
+            kill(hosts)
+            hosts.start_again(1)
+
+        def leave(hosts):
+            hosts.await_step(6)
+            hosts.launchers[1].process.terminate()
+
+        killed, gone = {1: "exit code -9"}, {1: "exit code 143"}
+        self.run("a launcher is killed", "cnn", kill, [SILENT, r"rank 2 is replaced after"], killed, **slow)
+        self.run("a launcher is killed", "cnn", kill, [f"{SILENT}.*the others go on, until its host", "rank 3 is left out"],
+                 killed, least=1, **slow)
+        self.run("a launcher is started again", "cnn", kill_and_start,
+                 ["was started again", "host 1 takes part again", "rank 2 is replaced"], **slow)
+        self.run("a launcher is started again", "cnn", kill_and_start,
+                 ["was started again", "host 1 takes part again", "rank 2 is left out"], least=2, **slow)
+        self.run("a launcher is ended", "cnn", leave, ["host 1, which has left the job: ended by signal 15", "rank 3 is replaced"],
+                 gone, **slow)
+        self.run("one launcher of three is ended", "cnn", leave, ["which has left the job", "rank 2 is left out"], gone,
+                 hosts=3, least=1, **slow)
+
+        def stop(hosts):
+            hosts.await_step(6)
+            stopped = [hosts.launchers[1].process.pid, *hosts.launchers[1].ranks().values()]
+            for process in stopped:
+                os.kill(process, signal.SIGSTOP)
+            hosts.launchers[0].process.wait(LIMIT)
+            for process in stopped:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(process, signal.SIGCONT)
+
+        self.run("a host is stopped", "cnn", stop, [SILENT, "rank 3 is replaced"], {1: "exit code 1"}, **slow)
+
+        def interrupt(hosts):
+            hosts.await_step(6)
+            hosts.launchers[0].process.send_signal(signal.SIGINT)
+
+        self.run("the arbiter is interrupted", "cnn", interrupt, ["ended by signal 2"],
+                 {0: "exit code 130", 1: "exit code 1"}, True, **slow)
+        self.run("a rank fails", "fails", lambda hosts: None, ["rank 1 is replaced after", "duet: rank 0 ended with exit code 2: step 12 fails on rank 0\n(.*\n)*.*step 12 fails on rank 0"],
+                 {0: "exit code 1", 1: "exit code 1"}, True, DUET_FAULT="all_reduce:1:9:9")
+
+    def run_cut(self):
+        """The cable between two hosts is pulled."""
+        try:
+            with namespaces() as (spaces, cable):
+                def pull(hosts):
+                    hosts.await_step(6)
+                    cable("down")
+
+                for least in (0, 1):
+                    cable("up")
+                    self.run("the cable is pulled", "cnn", pull, [SILENT, "rank 2 is (replaced|left out)",
+                                                                  "the launcher of host 0 (has said nothing|is gone)"],
+                             {1: "exit code 1"}, spaces=spaces, least=least, DUET_SECRET=secrets.token_hex(32),
+                             DUET_DELAY="all_reduce:*:8000")
+        except (OSError, subprocess.CalledProcessError) as error:
+            self.skipped += 1
+            print(f"no network namespaces: {error}")
+
+    def run_random(self, count, seed):
+        for number in range(seed, seed + count):
+            draw = random.Random(number)
+            network, count_of = draw.choice(("cnn", "synchronised", "trained")), draw.choice((2, 2, 3))
+            least = draw.randrange(2 * count_of)
+
+            def strike(hosts):
+                hosts.await_step(draw.uniform(0, 12))
+                struck = []
+                for _ in range(draw.choice((1, 1, 2, 3))):
+                    found = hosts.ranks()
+                    rank, sent = draw.choice(range(2 * count_of)), draw.choice((signal.SIGKILL,) * 3 + (signal.SIGSTOP,))
+                    if draw.random() < 0.2:
+                        host = draw.randrange(1, count_of)
+                        hosts.launchers[host].process.kill()
+                        hosts.start_again(host)
+                    elif rank in found:
+                        with contextlib.suppress(ProcessLookupError):
+                            os.kill(found[rank], sent)
+                            struck.append(rank)
+                    time.sleep(draw.choice((0, 0.01, 0.05, 0.2)))
+                return struck
+
+            self.run(f"--seed {number}, {count_of} hosts, {least} at least", network, strike, hosts=count_of, least=least,
+                     DUET_DELAY=f"all_reduce:*:{draw.choice((1000, 4000, 8000))}")
+
+
+@contextlib.contextmanager
+def namespaces():
+    """Two, with a cable between them, and a function that sets it "up" or "down"."""
+    names = [f"duet-{os.getpid()}-{i}" for i in range(2)]
+
+    def run(text):
+        subprocess.run(text.split(), check=True, stderr=subprocess.DEVNULL)
+
+    try:
+        for name in names:
+            run(f"ip netns add {name}")
+        run(f"ip link add cable netns {names[0]} type veth peer name cable netns {names[1]}")
+        for i, name in enumerate(names):
+            run(f"ip -n {name} link set lo up")
+            run(f"ip -n {name} addr add 10.213.8.{i + 1}/24 dev cable")
+
+        yield names, lambda state: [run(f"ip -n {name} link set cable {state}") for name in names]
+    finally:
+        for name in names:
+            subprocess.run(["ip", "netns", "del", name], check=False, stderr=subprocess.DEVNULL)
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("duet")
+    parser.add_argument("program")
+    parser.add_argument("--random", type=int, default=0)
+    parser.add_argument("--seed", type=int, default=1)
+    options = parser.parse_args()
+    tests = Tests(options)
+    if options.random:
+        tests.run_random(options.random, options.seed)
+    else:
+        tests.run_ranks()
+        tests.run_hosts()
+        tests.run_cut()
+    print(f"{tests.jobs - tests.failures} passed, {tests.failures} failed, {tests.skipped} skipped")
+    return 1 if tests.failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

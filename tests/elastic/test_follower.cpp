@@ -1,0 +1,148 @@
+// The memory of a host whose launcher follows the arbiter of an elastic job on several hosts.
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <thread>
+#include <vector>
+
+#include "ddp/launch/job_memory.h"
+#include "ddp/launch/losses.h"
+#include "lib/base/recovery.h"
+#include "lib/error.h"
+#include "tests/support/catch2.h"
+
+using namespace duet;
+using namespace duet::ddp;
+using Loss = JobLosses::Loss;
+
+namespace {
+
+std::int64_t after_step(std::int64_t step) { return step * Recovery::kCommitsPerStep; }
+
+/// Ranks 0 and 1 are on the arbiter's host, 2 and 3 on the other one.
+struct TwoHosts {
+  explicit TwoHosts(int least = 4) : arbiter({4, least, 0}, 3, false), other({4, least, 0}, 3, false) {
+    exchange();
+    for (JobMember* const member : {&zero, &one, &two, &*three}) member->commit(after_step(5));
+    exchange();
+  }
+
+  /// What the launchers send to each other.
+  void exchange() {
+    for (const int rank : own) arbiter.arbiter().take(follower.line(rank, 0));
+    follower.take(arbiter.arbiter().decisions(), own);
+  }
+
+  JobLosses arbiter, other;
+  JobFollower follower = JobFollower(other.job());
+  std::vector<int> own = {2, 3};
+  JobMember zero = JobMember(arbiter.job(), 0), one = JobMember(arbiter.job(), 1), two = JobMember(other.job(), 2);
+  std::optional<JobMember> three = JobMember(other.job(), 3);
+};
+
+/// A process of rank 3 on its host that replaces a lost one.
+void replace_rank_3(TwoHosts& hosts) {
+  CHECK(hosts.arbiter.lose(3) == Loss::replaced);
+  hosts.follower.begin(3, false);
+  hosts.exchange();
+  hosts.three.emplace(hosts.other.job(), 3);
+}
+
+}  // namespace
+
+TEST_CASE("the arbiter's memory has what processes of other hosts have completed") {
+  TwoHosts hosts;
+  CHECK(hosts.arbiter.job().steps(3) == 5);
+  CHECK(hosts.arbiter.job().has_joined(2));
+  hosts.two.commit(after_step(6));
+  CHECK(hosts.arbiter.job().steps(2) == 5);
+  hosts.exchange();
+  CHECK(hosts.arbiter.job().steps(2) == 6);
+  CHECK(hosts.other.job().steps(0) == 5);
+}
+
+TEST_CASE("ranks of two hosts go on by the plan of the arbiter's") {
+  TwoHosts hosts;
+  hosts.two.commit(after_step(6));
+  replace_rank_3(hosts);
+  CHECK(hosts.two.is_behind(0));
+  for (JobMember* const member : {&hosts.zero, &hosts.one, &hosts.two, &*hosts.three}) CHECK(member->arrive() == 1);
+  CHECK(hosts.two.members() == std::vector<int>{0, 1, 2, 3});
+  CHECK(hosts.arbiter.arbiter().missing() == std::vector<int>{2, 3});
+  std::optional<RecoveryPlan> there;
+  std::thread waits([&] { there = hosts.two.await_plan(1); });
+  hosts.exchange();
+  waits.join();
+  REQUIRE(there);
+  const std::optional<RecoveryPlan> here = hosts.zero.await_plan(1);
+  REQUIRE(here);
+  CHECK(there->commits == after_step(6));
+  CHECK(there->source == 2);
+  CHECK(here->commits == there->commits);
+  CHECK(here->source == there->source);
+  CHECK(hosts.arbiter.recovers());
+  hosts.three->commit(after_step(6));
+  hosts.exchange();
+  CHECK_FALSE(hosts.arbiter.recovers());
+}
+
+TEST_CASE("a host is left out rank by rank, whatever generations the other one has not seen") {
+  TwoHosts hosts(1);
+  CHECK(hosts.arbiter.lose(0) == Loss::left_out);
+  CHECK(hosts.arbiter.lose(1) == Loss::left_out);
+  hosts.exchange();
+  CHECK(hosts.two.arrive() == 2);
+  CHECK(hosts.two.members() == std::vector<int>{2, 3});
+  CHECK(hosts.three->arrive() == 2);
+  std::thread waits([&] { CHECK(hosts.three->await_plan(2)); });
+  hosts.exchange();
+  waits.join();
+}
+
+TEST_CASE("a job on two hosts ends where the arbiter says so, when all ranks have ended their training") {
+  TwoHosts hosts;
+  std::vector<int> ended(4);
+  std::vector<std::thread> ranks;
+  for (JobMember* const member : {&hosts.zero, &hosts.one, &hosts.two, &*hosts.three})
+    ranks.emplace_back([member, &ended] { ended[static_cast<std::size_t>(member->rank())] = member->finish(0); });
+  while (!hosts.arbiter.job().ended() || !hosts.other.job().ended()) {
+    hosts.exchange();
+    std::this_thread::yield();
+  }
+  for (std::thread& rank : ranks) rank.join();
+  CHECK(ended == std::vector<int>{1, 1, 1, 1});
+}
+
+TEST_CASE("all ranks of two hosts begin again") {
+  TwoHosts hosts;
+  CHECK(hosts.arbiter.lose(1) == Loss::replaced);
+  hosts.exchange();
+  hosts.arbiter.begin();
+  hosts.follower.clear();
+  for (const int rank : hosts.own) hosts.follower.begin(rank, true);
+  hosts.exchange();
+  for (JobLosses* const host : {&hosts.arbiter, &hosts.other}) {
+    CHECK_FALSE(host->job().has_joined(2));
+    CHECK(host->job().committed(2) == 0);
+    CHECK(host->job().is_member(1));
+    CHECK(JobMember(host->job(), 2).generation() == 0);
+  }
+}
+
+TEST_CASE("a follower takes no decisions that an arbiter does not take") {
+  TwoHosts hosts;
+  std::vector<std::byte> decisions = hosts.arbiter.arbiter().decisions();
+  CHECK(hosts.arbiter.lose(1) == Loss::replaced);
+  hosts.exchange();
+  CHECK_THROWS_AS(hosts.follower.take(decisions, hosts.own), CommError);  // of an older generation
+  decisions = hosts.arbiter.arbiter().decisions();
+  decisions.push_back(std::byte{0});
+  CHECK_THROWS_AS(hosts.follower.take(decisions, hosts.own), CommError);
+  decisions.resize(decisions.size() / 2);
+  CHECK_THROWS_AS(hosts.follower.take(decisions, hosts.own), CommError);
+  JobLosses three({3, 3, 0}, 3, false);
+  CHECK_THROWS_AS(JobFollower(three.job()).take(hosts.arbiter.arbiter().decisions(), hosts.own), CommError);
+  JobLine line = hosts.follower.line(2, 0);
+  line.committed = -2;
+  CHECK_THROWS_AS(hosts.arbiter.arbiter().take(line), CommError);
+}
