@@ -105,6 +105,8 @@ std::int64_t JobMemory::steps(int rank) const { return committed(rank) / Recover
 
 bool JobMemory::ended() const { return memory_->ended(); }
 
+bool JobMemory::follows() const { return memory_->follows.load() != 0; }
+
 int JobMemory::least_ranks() const {
   const std::uint32_t least = memory_->least_ranks.load();
   require<CommError>(1 <= least && least <= memory_->ranks.load(), "the memory of the elastic job has ", least,

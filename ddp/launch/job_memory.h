@@ -55,6 +55,8 @@ class JobMemory {
   /// The steps of that.
   std::int64_t steps(int rank) const;
   bool ended() const;
+  /// Whether the memory of another host decides.
+  bool follows() const;
   /// Fewer ranks than these do not go on; with all of them, none is ever left out.
   int least_ranks() const;
   /// Whether the rank is one of the newest generation. Used by the launcher.

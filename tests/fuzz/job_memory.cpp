@@ -12,6 +12,7 @@
 #include <cstring>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "ddp/group/flight_recorder.h"
 #include "ddp/launch/losses.h"
@@ -47,7 +48,7 @@ class Run {
   /// False: the job has ended.
   bool step() {
     const std::size_t rank = input_.below(members_.size());
-    switch (input_.take<std::uint8_t>() % 8) {
+    switch (input_.take<std::uint8_t>() % 9) {
       case 0: damage(); return true;
       case 1: return lose(rank);
       case 2: members_[rank]->commit(input_.take<std::int64_t>()); return true;
@@ -57,6 +58,7 @@ class Run {
       case 4: await_plan(*members_[rank]); return true;
       case 5: finish(*members_[rank]); return true;
       case 6: members_[rank]->await_loss(input_.take<std::uint32_t>(), duet::Clock::duration(0)); return true;
+      case 7: exchange(static_cast<int>(rank)); return true;
       default: look(static_cast<int>(rank)); return true;
     }
   }
@@ -81,16 +83,19 @@ class Run {
     return goes_on;
   }
 
-  /// Whether all ranks have come together after a loss.
-  bool is_complete() {
+  /// Whether all ranks that this one waits for have come together after a loss.
+  bool is_complete(const JobMember& member) {
+    std::vector<int> members;
+    for (int rank = 0; rank < kRanks; ++rank)
+      if (memory_.is_member(rank)) members.push_back(rank);
     bool complete = false;
-    accepted([&] { complete = !memory_.losses().empty() && !losses_.overdue(Milliseconds(-1)); });
-    return complete;
+    accepted([&] { complete = !memory_.losses().empty() && losses_.arbiter().missing().empty(); });
+    return complete && members == member.members();
   }
 
   void await_plan(JobMember& member) {
     const std::uint32_t generation = input_.flag() ? member.generation() : input_.take<std::uint32_t>() / 2;
-    if (!member.is_behind(generation) && !is_complete()) return;
+    if (!member.is_behind(generation) && (memory_.follows() || !is_complete(member))) return;
     accepted([&] {
       const std::optional<RecoveryPlan> plan = member.await_plan(generation);
       const bool holds = !plan || (plan->commits >= 0 && plan->source >= 0 && plan->source < kRanks);
@@ -101,6 +106,24 @@ class Run {
   void finish(JobMember& member) {
     const std::uint32_t generation = input_.take<std::uint32_t>() / 2;
     if (memory_.ended() || member.is_behind(generation)) accepted([&] { member.finish(generation); });
+  }
+
+  /// With a host that follows this memory: what either says is damaged.
+  void exchange(int rank) {
+    JobLosses other({kRanks, kRanks, 0}, 1000, false);
+    JobFollower follower(other.job());
+    accepted([&] {
+      std::vector<std::byte> decisions = losses_.arbiter().decisions();
+      const std::string text = input_.text();
+      const std::size_t at = input_.below(decisions.size());
+      std::memcpy(decisions.data() + at, text.data(), std::min(text.size(), decisions.size() - at));
+      follower.take(decisions, {rank});
+      expect(other.job().ranks() == kRanks, "ranks");
+    });
+    JobLine line = follower.line(rank, 0);
+    line.committed = input_.take<std::int64_t>();
+    for (std::uint32_t* const number : {&line.resumed, &line.finished}) *number = input_.take<std::uint32_t>();
+    accepted([&] { losses_.arbiter().take(line); });
   }
 
   void look(int rank) {
