@@ -19,7 +19,7 @@ namespace {
 
 /// The newest generation of the arbiter's memory.
 struct Decisions {
-  std::uint32_t state = 0, planned = 0;
+  std::uint32_t state = 0, planned = 0, least_ranks = 0;
   RecoveryPlan plan{};
   std::vector<std::uint8_t> is_member{};  // by process, as the next ones
   std::vector<std::uint16_t> order{};
@@ -28,6 +28,7 @@ struct Decisions {
   void stream(StateStream& stream) {
     stream.value(state);
     stream.value(planned);
+    stream.value(least_ranks);
     stream.value(plan.commits);
     stream.value(plan.source);
     stream.sequence(is_member);
@@ -71,6 +72,7 @@ std::vector<std::byte> JobArbiter::decisions() const {
   Decisions now;
   now.state = memory_.state.load();
   now.planned = memory_.planned.load();
+  now.least_ranks = memory_.least_ranks.load();
   RecoveryPlan& plan = now.plan;
   const JobMemory::Layout::Plan& planned = memory_.plan(now.planned - 1);
   plan = {planned.commits.load(), planned.source.load()};
@@ -105,6 +107,7 @@ void JobFollower::take(const std::vector<std::byte>& decisions, const std::vecto
                          now.committed.size() == processes && stream.at_end() && before <= now.state,
                      "the arbiter of the elastic job decides on ", now.is_member.size(), " processes in generation ",
                      now.state / 2, ", but there are ", processes, " and generation ", before / 2);
+  memory_.least_ranks.store(now.least_ranks);  // the arbiter's, whatever this host's launcher was told
   const std::uint32_t generation = now.state / 2;
   for (std::size_t rank = 0; rank < processes; ++rank)
     if (std::ranges::find(own, static_cast<int>(rank)) == own.end())

@@ -434,7 +434,10 @@ class ArbiterHosts final : public JobHosts {
     for (const auto& [host, how] : lost) lose_host(host, how);
   }
 
+  /// Its launcher is told, in case it comes back.
   void lose_host(int host, const std::string& how) {
+    links_.at(host)->outbox.send(
+        written(Order{begun_, arbiter_.decisions(), {}, 1, concat("host ", host, " counts as lost, as it ", how)}));
     links_.erase(host);
     bool first = true;
     for (int rank = 0; rank < static_cast<int>(places_.size()); ++rank) {

@@ -21,7 +21,7 @@ std::int64_t after_step(std::int64_t step) { return step * Recovery::kCommitsPer
 
 /// Ranks 0 and 1 are on the arbiter's host, 2 and 3 on the other one.
 struct TwoHosts {
-  explicit TwoHosts(int least = 4) : arbiter({4, least, 0}, 3, false), other({4, least, 0}, 3, false) {
+  explicit TwoHosts(int least = 4) : arbiter({4, least, 0}, 3, false), other({4, 4, 0}, 3, false) {
     exchange();
     for (JobMember* const member : {&zero, &one, &two, &*three}) member->commit(after_step(5));
     exchange();
@@ -91,6 +91,7 @@ TEST_CASE("a host is left out rank by rank, whatever generations the other one h
   CHECK(hosts.arbiter.lose(0) == Loss::left_out);
   CHECK(hosts.arbiter.lose(1) == Loss::left_out);
   hosts.exchange();
+  CHECK(hosts.other.job().least_ranks() == 1);
   CHECK(hosts.two.arrive() == 2);
   CHECK(hosts.two.members() == std::vector<int>{2, 3});
   CHECK(hosts.three->arrive() == 2);
