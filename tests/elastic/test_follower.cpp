@@ -1,4 +1,5 @@
 // The memory of a host whose launcher follows the arbiter of an elastic job on several hosts.
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
@@ -98,6 +99,10 @@ TEST_CASE("a host is left out rank by rank, whatever generations the other one h
   std::thread waits([&] { CHECK(hosts.three->await_plan(2)); });
   hosts.exchange();
   waits.join();
+  std::array<std::thread, 2> ends = {std::thread([&] { CHECK(hosts.two.finish(2)); }),
+                                     std::thread([&] { CHECK(hosts.three->finish(2)); })};
+  while (!hosts.other.job().ended()) hosts.exchange();  // no rank is left on the arbiter's host
+  for (std::thread& end : ends) end.join();
 }
 
 TEST_CASE("a job on two hosts ends where the arbiter says so, when all ranks have ended their training") {
