@@ -140,14 +140,14 @@ void JobFollower::begin(int rank, bool is_first) {
 
 JobLine JobFollower::line(int rank, int replacement) const {
   const RankLine& line = memory_.of(rank);
-  return {rank,
-          replacement,
-          line.committed.load(),
-          line.arrived.load(),
-          line.resumed.load(),
-          line.finished.load(),
-          line.joined.load(),
-          line.applies.load()};
+  JobLine copy{.rank = rank, .replacement = replacement};
+  copy.finished = line.finished.load();
+  copy.resumed = line.resumed.load();
+  copy.arrived = line.arrived.load();
+  copy.joined = line.joined.load();
+  copy.applies = line.applies.load();
+  copy.committed = line.committed.load();  // last: who has arrived has committed before
+  return copy;
 }
 
 }  // namespace duet::ddp

@@ -19,6 +19,7 @@
 #include <thread>
 #include <utility>
 
+#include "ddp/launch/launcher_link.h"
 #include "ddp/launch/rank_environment.h"
 #include "ddp/store/secret.h"
 #include "ddp/store/tcp_store.h"
@@ -34,8 +35,7 @@ namespace duet::ddp {
 
 namespace {
 
-constexpr Milliseconds kHeartbeat{250};  // commits go along with it
-constexpr Milliseconds kSlice{100};      // in which threads look whether they are to end
+constexpr Milliseconds kPause{100};
 
 std::unique_ptr<TcpStore> make_store(const LaunchOptions& options, const JobMeeting& meeting, bool serves,
                                      Milliseconds timeout = kHostLimit) {
@@ -48,226 +48,22 @@ std::unique_ptr<TcpStore> make_store(const LaunchOptions& options, const JobMeet
                                                     .timeout = timeout});
 }
 
-template <class Message>
-std::string written(Message message) {
-  StateStream stream{std::vector<std::byte>()};
-  message.stream(stream);
-  const std::vector<std::byte> bytes = stream.written();
-  return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
-}
-
-template <class Message>
-Message read(const std::string& text) {
-  StateStream stream{std::as_bytes(std::span(text))};
-  Message message;
-  message.stream(stream);
-  require<CommError>(stream.at_end(), "a launcher of the elastic job has sent ", text.size(), " bytes, too many");
-  return message;
-}
-
-template <class Value>
-void stream_each(StateStream& stream, std::vector<Value>& values) {
-  std::uint32_t count = static_cast<std::uint32_t>(values.size());
-  stream.value(count);
-  if (stream.reads()) stream.require_left(count, 1);
-  values.resize(count);
-  for (Value& value : values) value.stream(stream);
-}
-
-/// From another host to the arbiter's.
-struct Report {
-  struct Loss {
-    std::int32_t rank = 0, replacement = 0, phase = 0;
-    std::string how{};
-
-    void stream(StateStream& stream) {
-      for (std::int32_t* const number : {&rank, &replacement, &phase}) stream.value(*number);
-      stream.sequence(how);
-    }
-  };
-  std::vector<JobLine> lines{};
-  std::vector<Loss> losses{};
-  enum class End : std::uint8_t { none, well, failed, left };
-  End ended = End::none;
-  std::string failure{};
-
-  void stream(StateStream& stream) {
-    stream.sequence(lines);
-    stream_each(stream, losses);
-    stream.value(ended);
-    stream.sequence(failure);
-  }
-};
-
-/// From the arbiter's host to another one.
-struct Order {
-  struct Start {
-    std::int32_t rank = 0, replacement = 0;
-    std::uint8_t is_first = 0;  // since all have begun
-
-    void stream(StateStream& stream) {
-      stream.value(rank);
-      stream.value(replacement);
-      stream.value(is_first);
-    }
-  };
-  std::int32_t begun = 0;  // how often all ranks have begun again
-  std::vector<std::byte> decisions{};
-  std::vector<Start> starts{};
-  std::uint8_t ended = 0;
-  std::string reason{};
-
-  void stream(StateStream& stream) {
-    stream.value(begun);
-    stream.sequence(decisions);
-    stream_each(stream, starts);
-    stream.value(ended);
-    stream.sequence(reason);
-  }
-};
-
-/// Wakes the thread that supervises the processes.
-class Bell {
- public:
-  Bell() : event_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
-    require<CommError>(event_.open(), "no descriptor for the launchers of other hosts: ", last_errno);
-  }
-  int descriptor() const { return event_.get(); }
-  void ring() const {
-    const std::uint64_t one = 1;
-    [[maybe_unused]] const ssize_t wrote = ::write(event_.get(), &one, sizeof one);
-  }
-  void reset() const {
-    std::uint64_t count = 0;
-    [[maybe_unused]] const ssize_t got = ::read(event_.get(), &count, sizeof count);
-  }
-
- private:
-  Descriptor event_;
-};
-
-/// What comes under PREFIX/0, PREFIX/1, ... of a store, in this order.
-class Inbox {
- public:
-  Inbox(std::unique_ptr<Store> store, std::string prefix, const Bell& bell)
-      : store_(std::move(store)),
-        prefix_(std::move(prefix)),
-        bell_(bell),
-        thread_(start_thread("the thread that hears other launchers", [this] { serve(); })) {}
-  ~Inbox() {
-    stopping_ = true;
-    thread_.join();
-  }
-  Inbox(const Inbox&) = delete;
-  Inbox& operator=(const Inbox&) = delete;
-
-  std::vector<std::string> take() {
-    const std::lock_guard lock(mutex_);
-    return std::exchange(texts_, {});
-  }
-  /// When the last one came, or the first was waited for.
-  Clock::time_point heard() {
-    const std::lock_guard lock(mutex_);
-    return heard_;
-  }
-  /// Why nothing comes any more; empty: something may.
-  std::string lost() {
-    const std::lock_guard lock(mutex_);
-    return lost_;
-  }
-
- private:
-  void serve() {
-    try {
-      for (std::int64_t next = 0; !stopping_;) {
-        const std::string key = concat(prefix_, next);
-        if (!comes(key)) continue;
-        const std::string text = store_->get(key);
-        store_->delete_key(key);
-        ++next;
-        const std::lock_guard lock(mutex_);
-        texts_.push_back(text);
-        heard_ = Clock::now();
-        bell_.ring();
-      }
-    } catch (const Error& error) {
-      const std::lock_guard lock(mutex_);
-      lost_ = error.what();
-      bell_.ring();
-    }
-  }
-
-  /// Waits for it a moment.
-  bool comes(const std::string& key) {
-    try {
-      store_->wait({key}, kSlice);
-      return true;
-    } catch (const CommError&) {
-      return store_->check({key});  // throws where the store is lost
-    }
-  }
-
-  const std::unique_ptr<Store> store_;
-  const std::string prefix_;
-  const Bell& bell_;
-  std::atomic<bool> stopping_{false};
-  std::mutex mutex_;
-  std::vector<std::string> texts_;
-  std::string lost_;
-  Clock::time_point heard_ = Clock::now();
-  std::thread thread_;
-};
-
-/// Rings when the memory changes.
-class MemoryWatch {
- public:
-  MemoryWatch(const JobMemory& memory, const Bell& bell)
-      : thread_(start_thread("the thread that watches the elastic job's memory", [this, &memory, &bell] {
-          for (std::uint32_t seen = memory.changes(); !stopping_;) {
-            memory.await_change(seen, kSlice);
-            if (const std::uint32_t now = memory.changes(); std::exchange(seen, now) != now) bell.ring();
-          }
-        })) {}
-  ~MemoryWatch() {
-    stopping_ = true;
-    thread_.join();
-  }
-  MemoryWatch(const MemoryWatch&) = delete;
-  MemoryWatch& operator=(const MemoryWatch&) = delete;
-
- private:
-  std::atomic<bool> stopping_{false};
-  std::thread thread_;
-};
-
-/// What a launcher sends to another one: at once where anything but commits has changed, else now and then.
-class Outbox {
- public:
-  Outbox(Store& store, std::string prefix, const JobMemory& memory)
-      : store_(store), prefix_(std::move(prefix)), memory_(memory) {}
-  bool is_due() const { return memory_.changes() != changes_ || Clock::now() >= sent_ + kHeartbeat; }
-  /// Before what is sent is read from the memory.
-  void note_changes() { changes_ = memory_.changes(); }
-  void send(const std::string& text) {
-    sent_ = Clock::now();
-    store_.set(concat(prefix_, next_++), text);
-  }
-
- private:
-  Store& store_;
-  const std::string prefix_;
-  const JobMemory& memory_;
-  std::uint32_t changes_ = 0;
-  Clock::time_point sent_{};
-  std::int64_t next_ = 0;
-};
-
 const char* const kGreetings = "launchers/greeting/";
-const char* const kGreeters = "launchers/greeters";
 
 std::string prefix_of(const std::string& session, const char* direction) {
   return concat("launchers/", session, "/", direction, "/");
 }
+
+/// A host, the size of the job as its launcher was told, and a name for that launcher.
+struct Greeting {
+  std::int32_t host = 0, nodes = 0, ranks = 0;
+  std::string session{};
+
+  void stream(StateStream& stream) {
+    for (std::int32_t* const number : {&host, &nodes, &ranks}) stream.value(*number);
+    stream.sequence(session);
+  }
+};
 
 /// Of the keys of the ranks.
 std::string prefix_of(std::int32_t begun) { return concat("ranks/", begun, "/"); }
@@ -280,7 +76,7 @@ class ArbiterHosts final : public JobHosts {
         memory_(memory),
         arbiter_(arbiter),
         store_(make_store(options, meeting, true)),
-        greetings_(make_store(options, meeting, false), kGreetings, bell_),
+        greetings_(make_store(options, meeting, false), kGreetings, bell_, true),
         watch_(memory, bell_) {
     for (int rank = 0; rank < options.nodes * options.ranks; ++rank)
       places_.push_back(home_of(rank) == 0 ? Place{.host = 0, .processes = 1, .is_begun = true} : Place{});
@@ -289,18 +85,27 @@ class ArbiterHosts final : public JobHosts {
   ~ArbiterHosts() override {
     const Clock::time_point until = Clock::now() + kHostLimit;  // for the last that they have to be told
     while (!links_.empty() && Clock::now() < until) {
-      exchange();
+      try {
+        exchange(true);
+      } catch (const Error&) {  // they hear no more of this launcher
+        return;
+      }
       pollfd event{bell_.descriptor(), POLLIN, 0};
-      ::poll(&event, 1, static_cast<int>(kSlice.count()));
+      ::poll(&event, 1, static_cast<int>(kPause.count()));
     }
   }
 
   int descriptor() const override { return bell_.descriptor(); }
 
-  std::vector<HostEvent> exchange() override {
+  std::vector<HostEvent> exchange(bool is_idle) override {
     bell_.reset();
+    is_idle_ = is_idle;
     for (const std::string& text : greetings_.take()) welcome(text);
-    for (auto& [host, link] : links_) hear(host, *link);
+    for (auto& [host, link] : links_) try {
+        hear(host, *link);
+      } catch (const CommError& error) {
+        link->left = error.what();
+      }
     lose_hosts();
     for (auto& [host, link] : links_) send(*link);
     std::erase_if(links_, [](const auto& one) { return one.second->ended; });
@@ -319,6 +124,7 @@ class ArbiterHosts final : public JobHosts {
 
   std::vector<int> begin_again() override {
     ++begun_;
+    for (auto& [host, link] : links_) link->starts.clear();
     std::vector<int> here;
     for (Place& place : places_) place.is_lost = place.is_begun = false;
     for (int rank = 0; rank < static_cast<int>(places_.size()); ++rank) {
@@ -330,7 +136,12 @@ class ArbiterHosts final : public JobHosts {
 
   std::string store() const override { return prefix_of(begun_); }
 
-  bool is_needed() const override { return !memory_.ended() || !links_.empty(); }
+  bool is_needed() const override {
+    if (memory_.ended()) return !links_.empty();
+    const bool all_have_come = static_cast<int>(known_.size()) == options_.nodes - 1;
+    return !is_idle_ || !all_have_come ||
+           std::ranges::any_of(links_, [](const auto& one) { return !one.second->is_idle; });
+  }
 
   void end(const std::string& failure, bool) override {
     ended_ = true;
@@ -343,7 +154,7 @@ class ArbiterHosts final : public JobHosts {
     int host = kNowhere;    // that its process is on
     int processes = 0;      // that have had its number
     bool is_begun = false;  // one since all have begun
-    bool is_lost = false;   // with its host, and nobody has been told yet
+    bool is_lost = false;   // and nobody has replaced it yet
   };
   struct Link {
     Link(Store& store, std::unique_ptr<Store> heard, const std::string& session, const JobMemory& memory,
@@ -353,7 +164,8 @@ class ArbiterHosts final : public JobHosts {
     Inbox inbox;
     Outbox outbox;
     std::vector<Order::Start> starts{};
-    bool told = false;  // to end
+    bool is_idle = false;  // no process runs there, nor is to start
+    bool told = false;     // to end
     bool ended = false;
     std::string left{};  // why
   };
@@ -361,11 +173,11 @@ class ArbiterHosts final : public JobHosts {
   Place& place_of(int rank) { return places_[static_cast<std::size_t>(rank)]; }
   int home_of(int rank) const { return rank / options_.ranks; }
 
-  /// Of the hosts that are left: the one it was on, else its own one, else one with the fewest processes.
+  /// Of the hosts that are left: its own one, else the one it was on, else one with the fewest processes.
   int host_for(int rank, int last) const {
     const auto is_left = [&](int host) { return host == 0 || links_.contains(host); };
-    if (last != kNowhere && is_left(last)) return last;
     if (is_left(home_of(rank))) return home_of(rank);
+    if (last != kNowhere && is_left(last)) return last;
     int best = 0;
     const auto load = [&](int host) {
       return std::ranges::count_if(places_, [&](const Place& place) { return place.host == host; });
@@ -385,12 +197,18 @@ class ArbiterHosts final : public JobHosts {
   }
 
   void welcome(const std::string& text) {
-    const std::size_t blank = text.find(' ');
-    const int host = parse_number<int>(std::string_view(text).substr(0, blank)).value_or(0);
-    if (blank == std::string::npos || host < 1 || host >= options_.nodes) return;
-    if (links_.contains(host)) lose_host(host, "was started again");
-    links_.emplace(host, std::make_unique<Link>(*store_, make_store(options_, meeting_, false), text.substr(blank + 1),
-                                                memory_, bell_));
+    Greeting greeting;
+    try {
+      greeting = read<Greeting>(text);
+    } catch (const CommError&) {  // of another version of duet, whose launcher ends by itself
+      return;
+    }
+    const int host = greeting.host;
+    if (host < 1 || host >= options_.nodes || greeting.nodes != options_.nodes || greeting.ranks != options_.ranks)
+      return refuse(greeting);
+    if (links_.contains(host)) lose_host(host, "was started again, or is there twice");
+    links_.emplace(
+        host, std::make_unique<Link>(*store_, make_store(options_, meeting_, false), greeting.session, memory_, bell_));
     for (int rank = 0; rank < static_cast<int>(places_.size()); ++rank) {
       Place& place = place_of(rank);
       if (home_of(rank) != host || place.host != kNowhere || place.is_lost || memory_.ended()) continue;
@@ -401,19 +219,34 @@ class ArbiterHosts final : public JobHosts {
       events_.push_back({.kind = HostEvent::Kind::remarks, .text = concat("host ", host, " takes part again")});
   }
 
+  void refuse(const Greeting& greeting) {
+    Outbox(*store_, prefix_of(greeting.session, "orders"), memory_)
+        .send(written(
+            Order{begun_,
+                  arbiter_.decisions(),
+                  {},
+                  1,
+                  concat("the launcher of host 0 has ", options_.nodes, " hosts of ", options_.ranks,
+                         " ranks, that of host ", greeting.host, " has ", greeting.nodes, " of ", greeting.ranks)}));
+  }
+
   void hear(int host, Link& link) {
     for (const std::string& text : link.inbox.take()) {
       const Report report = read<Report>(text);
       for (const JobLine& line : report.lines)
         if (is_current(host, line.rank, line.replacement)) arbiter_.take(line);
-      for (const Report::Loss& loss : report.losses)
-        if (is_current(host, loss.rank, loss.replacement))
-          events_.push_back({.kind = HostEvent::Kind::lost,
-                             .rank = loss.rank,
-                             .phase = static_cast<Phase>(loss.phase),
-                             .text = loss.how});
+      for (const Report::Loss& loss : report.losses) {
+        if (!is_current(host, loss.rank, loss.replacement)) continue;
+        place_of(loss.rank).is_lost = true;
+        events_.push_back({.kind = HostEvent::Kind::lost,
+                           .rank = loss.rank,
+                           .phase = static_cast<Phase>(loss.phase),
+                           .text = loss.how});
+      }
+      link.is_idle = report.is_idle != 0 && report.orders == link.outbox.sent() && link.starts.empty();
       link.ended = link.ended || report.ended == Report::End::well || report.ended == Report::End::failed;
       if (report.ended == Report::End::left) link.left = report.failure;
+      if (report.ended == Report::End::well && !memory_.ended() && !link.told) link.left = "all has ended there";
       if (report.ended == Report::End::failed)
         events_.push_back({.kind = HostEvent::Kind::ends, .text = concat("host ", host, ": ", report.failure)});
     }
@@ -421,14 +254,14 @@ class ArbiterHosts final : public JobHosts {
 
   bool is_current(int host, int rank, int replacement) {
     return 0 <= rank && rank < static_cast<int>(places_.size()) && place_of(rank).host == host &&
-           place_of(rank).processes == replacement + 1;
+           !place_of(rank).is_lost && place_of(rank).processes == replacement + 1;
   }
 
   void lose_hosts() {
     std::map<int, std::string> lost;
     for (const auto& [host, link] : links_) {
       if (!link->left.empty()) lost[host] = concat("has left the job: ", link->left);
-      if (link->left.empty() && !link->ended && Clock::now() > link->inbox.heard() + kHostLimit)
+      if (link->left.empty() && !link->ended && link->inbox.is_silent())
         lost[host] = concat("has said nothing for ", kHostLimit.count() / 1000, " s");
     }
     for (const auto& [host, how] : lost) lose_host(host, how);
@@ -444,7 +277,7 @@ class ArbiterHosts final : public JobHosts {
       Place& place = place_of(rank);
       if (place.host != host) continue;
       place.host = kNowhere;
-      place.is_lost = true;
+      if (std::exchange(place.is_lost, true)) continue;  // its process was lost before
       events_.push_back({.kind = HostEvent::Kind::lost,
                          .rank = rank,
                          .is_same_loss = !std::exchange(first, false),
@@ -457,6 +290,7 @@ class ArbiterHosts final : public JobHosts {
     link.outbox.note_changes();
     link.outbox.send(written(Order{begun_, arbiter_.decisions(), std::exchange(link.starts, {}), ended_, reason_}));
     link.told = ended_;
+    link.is_idle = false;
   }
 
   const LaunchOptions& options_;
@@ -472,34 +306,39 @@ class ArbiterHosts final : public JobHosts {
   std::set<int> known_;                         // hosts that have taken part
   std::vector<HostEvent> events_;
   std::int32_t begun_ = 0;  // how often all ranks have begun again
+  bool is_idle_ = false;    // no process runs here
   bool ended_ = false;
   std::string reason_;
 };
 
 class FollowerHosts final : public JobHosts {
  public:
-  FollowerHosts(const LaunchOptions& options, const JobMeeting& meeting, JobMemory& memory, Milliseconds timeout,
-                std::function<void()> end_processes)
+  FollowerHosts(const LaunchOptions& options, const JobMeeting& meeting, JobMemory& memory,
+                std::function<bool()> end_processes)
       : session_(random_run_id()),
         memory_(memory),
         follower_(memory),
-        store_(make_store(options, meeting, false, timeout)),
+        store_(make_store(options, meeting, false)),
         inbox_(make_store(options, meeting, false), prefix_of(session_, "orders"), bell_),
         outbox_(*store_, prefix_of(session_, "reports"), memory),
         watch_(memory, bell_),
         end_processes_(std::move(end_processes)) {
-    store_->set(concat(kGreetings, store_->add(kGreeters, 1) - 1), concat(options.node_rank, ' ', session_));
+    const std::string greeting = written(Greeting{options.node_rank, options.nodes, options.ranks, session_});
+    for (int next = 0; store_->compare_set(concat(kGreetings, next), "", greeting) != greeting;) ++next;
   }
 
   int descriptor() const override { return bell_.descriptor(); }
 
-  std::vector<HostEvent> exchange() override {
+  std::vector<HostEvent> exchange(bool is_idle) override {
     bell_.reset();
+    is_idle_ = is_idle;
     std::vector<HostEvent> events;
     for (const std::string& text : inbox_.take()) {
+      ++orders_;
       const Order order = read<Order>(text);
-      if (std::exchange(begun_, order.begun) != order.begun) {
-        end_processes_();
+      if (order.begun != begun_) {
+        if (!end_processes_()) continue;  // the job ends here
+        begun_ = order.begun;
         follower_.clear();
         own_.clear();
       }
@@ -544,8 +383,7 @@ class FollowerHosts final : public JobHosts {
  private:
   /// Sends what is due. Why the arbiter's launcher is no longer there; empty: it is.
   std::string look_for_arbiter() {
-    if (Clock::now() > inbox_.heard() + kHostLimit)
-      return concat("has said nothing for ", kHostLimit.count() / 1000, " s");
+    if (inbox_.is_silent()) return concat("has said nothing for ", kHostLimit.count() / 1000, " s");
     if (outbox_.is_due()) try_send({});
     const std::string lost = unsent_.empty() ? inbox_.lost() : unsent_;
     return lost.empty() ? "" : "is gone: " + lost;
@@ -567,6 +405,8 @@ class FollowerHosts final : public JobHosts {
 
   void send(Report report) {
     outbox_.note_changes();
+    report.orders = orders_;
+    report.is_idle = is_idle_;
     for (const auto& [rank, replacement] : own_) report.lines.push_back(follower_.line(rank, replacement));
     outbox_.send(written(std::move(report)));
   }
@@ -579,9 +419,11 @@ class FollowerHosts final : public JobHosts {
   Inbox inbox_;
   Outbox outbox_;
   MemoryWatch watch_;
-  const std::function<void()> end_processes_;
-  std::int32_t begun_ = 0;  // how often all ranks have begun again
-  std::map<int, int> own_;  // processes on this host, and how many had their number before
+  const std::function<bool()> end_processes_;
+  std::int64_t orders_ = 0;  // that have been taken
+  bool is_idle_ = false;     // no process runs here
+  std::int32_t begun_ = 0;   // how often all ranks have begun again
+  std::map<int, int> own_;   // processes on this host, and how many had their number before
   bool is_over_ = false;
   std::string unsent_;  // why nothing can be sent any more
 };
@@ -594,8 +436,9 @@ std::unique_ptr<JobHosts> make_job_arbiter(const LaunchOptions& options, const J
 }
 
 std::unique_ptr<JobHosts> make_job_follower(const LaunchOptions& options, const JobMeeting& meeting, JobMemory& memory,
-                                            Milliseconds timeout, std::function<void()> end_processes) {
-  return std::make_unique<FollowerHosts>(options, meeting, memory, timeout, std::move(end_processes));
+                                            Milliseconds timeout, std::function<bool()> end_processes) {
+  make_store(options, meeting, false, timeout);  // whether it is there
+  return std::make_unique<FollowerHosts>(options, meeting, memory, std::move(end_processes));
 }
 
 }  // namespace duet::ddp

@@ -37,8 +37,8 @@ class JobHosts {
   virtual ~JobHosts() = default;
   /// Becomes readable when something has come, or the memory has changed.
   virtual int descriptor() const = 0;
-  /// Sends what has changed, and returns what has come.
-  virtual std::vector<HostEvent> exchange() = 0;
+  /// Sends what has changed, and returns what has come. `is_idle`: no process runs on this host.
+  virtual std::vector<HostEvent> exchange(bool is_idle) = 0;
   /// The process of a rank on this host is lost. Not for the arbiter.
   virtual void lose(int rank, const std::string& how, Phase phase) = 0;
   enum class Start { here, elsewhere, later };
@@ -62,15 +62,12 @@ struct JobMeeting {
   int port = 0;
   std::string run{}, secret{};
 };
-/// How long a host may say nothing before it counts as lost, or before it gives the arbiter up.
-inline constexpr Milliseconds kHostLimit{5000};
-
 /// For the host with the arbiter: serves the store at which launchers and ranks meet. Throws CommError where it cannot.
 std::unique_ptr<JobHosts> make_job_arbiter(const LaunchOptions& options, const JobMeeting& meeting, JobMemory& memory,
                                            JobArbiter& arbiter);
-/// For another host; `end_processes` kills those of this one. Throws CommError where the arbiter's does not answer
-/// within the time.
+/// For another host; `end_processes` kills those of this one, and is false where the job ends here. Throws CommError
+/// where the arbiter's does not answer within the time.
 std::unique_ptr<JobHosts> make_job_follower(const LaunchOptions& options, const JobMeeting& meeting, JobMemory& memory,
-                                            Milliseconds timeout, std::function<void()> end_processes);
+                                            Milliseconds timeout, std::function<bool()> end_processes);
 
 }  // namespace duet::ddp

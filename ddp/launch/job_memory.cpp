@@ -228,9 +228,9 @@ bool JobArbiter::begin_generation(int leaves, int joins) {
   return true;
 }
 
-bool JobArbiter::any_step() const {
+bool JobArbiter::any_step(std::int64_t steps) const {
   for (int rank = 0; rank < processes_; ++rank)
-    if (memory_.committed(rank) > 0) return true;
+    if (memory_.committed(rank) > 0 || (steps > 1 && memory_.committed(rank) == 0)) return true;
   return false;
 }
 

@@ -107,8 +107,9 @@ class JobArbiter {
   bool admit(int rank);
   /// Whether the newest generation has as many ranks as a whole group.
   bool is_whole() const;
-  /// Whether another rank than a lost one has a state after a step or more.
-  bool any_step() const;
+  /// Whether another rank than a lost one has a state after a step or more, where one has completed so many: what
+  /// others have done may not have come from their hosts, but they are at most one step behind.
+  bool any_step(std::int64_t steps) const;
   /// The ranks that have not arrived for the newest generation; none in the first, which needs no arrivals.
   std::vector<int> missing() const;
   /// A process on another host has written this there.

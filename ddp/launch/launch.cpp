@@ -8,12 +8,10 @@
 #include <chrono>
 #include <cstddef>
 #include <exception>
-#include <filesystem>
 #include <fstream>
 #include <list>
 #include <memory>
 #include <optional>
-#include <system_error>
 #include <thread>
 
 #include "ddp/group/failure_report.h"
@@ -21,13 +19,17 @@
 #include "ddp/launch/check_options.h"
 #include "ddp/launch/job_hosts.h"
 #include "ddp/launch/job_processes.h"
+#include "ddp/launch/job_rank.h"
+#include "ddp/launch/launcher_link.h"
 #include "ddp/launch/losses.h"
 #include "ddp/launch/rank_environment.h"
 #include "ddp/launch/rank_output.h"
+#include "ddp/store/connection.h"
 #include "ddp/store/network.h"
 #include "ddp/store/secret.h"
 #include "lib/base/descriptor.h"
 #include "lib/base/environment.h"
+#include "lib/base/function_ref.h"
 #include "lib/base/text.h"
 #include "lib/error.h"
 #include "lib/monotonic.h"
@@ -51,40 +53,10 @@ constexpr Milliseconds kAnswer{1000};  // of the launcher of host 0, before a si
 constexpr Milliseconds kSettle{100}, kSettleConsequence{500};
 constexpr Milliseconds kCauseLimit{10'000};  // longest wait for a rank whose record shows an exception unwinding
 
-RankFile make_error_file(const std::string& path) {
-  if (path.empty()) return make_rank_file("error");
-  std::error_code ignored;
-  std::filesystem::remove(path, ignored);
-  return {{}, path};
-}
-
-/// The job goes on without one where memory is short.
-RankFile make_record_file() {
-  RankFile file = make_rank_file("record");
-  if (file.path.empty() || reserve(file.memory, 0, FlightRecorder::bytes()) != 0) return {};
-  return file;
-}
-
 JobArbiter::Sizes sizes_of(const LaunchOptions& options) {
   const int ranks = options.nodes * options.ranks;
   return {ranks, options.min_ranks == 0 ? ranks : options.min_ranks, options.spares};
 }
-
-struct JobRank {
-  int rank;
-  int replacement;  // processes that had its number before
-  RankFile error_file, record_file;
-  RankProcess process;
-  // Set when the rank fails; `when` is the time in its own report, if that has one, `seen` when the launcher saw it.
-  bool failed = false;
-  RankError error{};  // its own report; the message in one line, empty where there is none
-  Clock::time_point when{}, seen{};
-
-  std::optional<Clock::time_point> stopped{};      // since when
-  bool stop_reported = false, stop_ended = false;  // ended: by the launcher, as it lasted too long
-
-  FlightRecord record() const { return FlightRecorder::read(record_file.path); }
-};
 
 /// One attempt of a launch: its ranks from their start to their end.
 class Job {
@@ -106,20 +78,24 @@ class Job {
     if (options.elastic && options.nodes > 1) meet_hosts();
     if (follows() || interrupted_ != 0) return;  // the arbiter says what starts
     const int first = options.node_rank * options.ranks;
-    for (int local = 0; local < options.ranks + options.spares; ++local) ranks_.push_back(start_rank(first + local));
+    telling_others([&] {
+      for (int local = 0; local < options.ranks + options.spares; ++local) ranks_.push_back(start_rank(first + local));
+    });
   }
 
   /// Returns when all have ended.
   LaunchResult run() {
-    while (any_alive() || is_needed_elsewhere()) {
-      wait_for_events();
-      read_lines(false);
-      pass_on_signals();
-      look_for_stopped();
-      look_for_waits();
-      look_at_guard();
-      end_overdue();
-    }
+    telling_others([&] {
+      while (any_alive() || is_needed_elsewhere()) {
+        wait_for_events();
+        read_lines(false);
+        pass_on_signals();
+        look_for_stopped();
+        look_for_waits();
+        look_at_guard();
+        end_overdue();
+      }
+    });
     read_lines(true);
     LaunchResult ended = result();
     if (hosts_) hosts_->end(ended.message, interrupted_ != 0);
@@ -127,6 +103,16 @@ class Job {
   }
 
  private:
+  /// What this launcher cannot do ends the job on all hosts.
+  void telling_others(FunctionRef<void()> body) {
+    try {
+      body();
+    } catch (const Error& error) {
+      if (hosts_) hosts_->end(error.what(), false);
+      throw;
+    }
+  }
+
   void meet_hosts() {
     const JobMeeting meeting{variables_.port, concat(variables_.run_id, '|', variables_.port), given_secret()};
     if (options_.node_rank == 0)
@@ -138,10 +124,14 @@ class Job {
     const auto until = Clock::now() + options_.join_timeout;
     while (hosts_ == nullptr && interrupted_ == 0) try {
         hosts_ = make_job_follower(options_, meeting, losses_->job(), std::min(options_.join_timeout, kAnswer),
-                                   [this] { end_processes(); });
+                                   [this] { return end_processes_unless_failed(); });
+      } catch (const Refused&) {  // another secret, or another run
+        throw;
       } catch (const CommError& error) {
         require<CommError>(Clock::now() < until, "the launcher of host 0 did not come within ",
                            options_.join_timeout.count(), " ms: ", error.what());
+        pollfd event{signals_.descriptor(), POLLIN, 0};
+        ::poll(&event, 1, static_cast<int>(kLook.count()));
         pass_on_signals();
       }
   }
@@ -240,7 +230,8 @@ class Job {
   /// What other launchers say, and ask for.
   void look_for_hosts() {
     const std::string begun = hosts_->store();
-    for (const HostEvent& event : hosts_->exchange()) {
+    const bool idle = std::ranges::all_of(ranks_, [](const JobRank& rank) { return rank.process.ended(); });
+    for (const HostEvent& event : hosts_->exchange(idle)) {
       if (event.kind == HostEvent::Kind::remarks) remark(event.text);
       if (ends()) continue;
       if (event.kind == HostEvent::Kind::start)
@@ -255,10 +246,11 @@ class Job {
     const JobLosses::Loss loss = losses_->lose(event.rank, event.text, event.phase, !event.is_same_loss);
     if (loss == JobLosses::Loss::ends_job) return end_by(event.rank, event.text + losses_->reason());
     if (loss == JobLosses::Loss::begins) return start_all_again(event.text);
-    const JobHosts::Start start = hosts_->replace(event.rank, loss != JobLosses::Loss::left_out);
+    const bool is_needed = loss != JobLosses::Loss::left_out && loss != JobLosses::Loss::outside;
+    const JobHosts::Start start = hosts_->replace(event.rank, is_needed);
     if (start == JobHosts::Start::here) ranks_.push_back(start_rank(event.rank, 1, true));
     remark(concat(event.text, " after step ", losses_->step(), "; ",
-                  start == JobHosts::Start::later ? "the others go on, until its host takes part again"
+                  start == JobHosts::Start::later ? "the others go on without it until its host takes part again"
                                                   : JobLosses::consequence(loss)));
   }
 
@@ -277,6 +269,13 @@ class Job {
     send_all(SIGKILL);
     for (JobRank& rank : ranks_)
       while (!rank.process.look()) std::this_thread::sleep_for(kKilled);
+  }
+  /// False where one has failed by itself: the job ends then.
+  bool end_processes_unless_failed() {
+    if (ends() || std::ranges::any_of(ranks_, [](const JobRank& one) { return one.failed && !one.error.consequence; }))
+      return false;
+    end_processes();
+    return true;
   }
   void end_processes() {
     kill_all();
@@ -346,7 +345,8 @@ class Job {
       if (signal == SIGPIPE && (interrupted_ != 0 || terminate_at_ || sigterm_at_)) continue;  // the job ends anyway
       if (interrupted_ != 0 && kill_at_) kill_at_ = Clock::now();  // a second signal kills at once
       interrupted_ = interrupted_ != 0 ? interrupted_ : signal;
-      send_all(signal == SIGINT ? SIGINT : SIGTERM);
+      // Where others have their state, they need not end in order: these would end the training for all.
+      send_all(follows() ? SIGKILL : signal == SIGINT ? SIGINT : SIGTERM);
       if (!kill_at_) kill_at_ = Clock::now() + std::max(options_.grace, options_.interrupt_grace);
     }
   }

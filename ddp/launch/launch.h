@@ -48,7 +48,7 @@ struct LaunchOptions {
   /// How long a rank waits for another in one collective before a remark names both; never less than ten times the
   /// median of its last 15 steps, nor than twice the longest wait that has ended well.
   Milliseconds remark_after{2000};
-  /// A rank that is lost is replaced, and the step in flight done again: see docs/elasticity.md. For one host.
+  /// A rank that is lost is replaced, and the step in flight done again: see docs/elasticity.md.
   bool elastic = false;
   /// While so many ranks or more are left, fewer than all, these go on after a loss, and take the lost one in between
   /// two steps once its new process is there. 0: they wait for it.

@@ -83,7 +83,7 @@ JobLosses::Loss JobLosses::lose(int rank, const std::string& how, Phase phase, b
   if (!was_member) return Loss::outside;
   admitted_ = last.told = last.joins = false;
   last.left_out = !job_->is_member(rank) && !arbiter_->is_whole();
-  if (arbiter_->any_step())
+  if (arbiter_->any_step(step_))
     return last.left_out ? Loss::left_out : job_->is_member(rank) ? Loss::replaced : Loss::spared;
   return step_ == 1 ? Loss::begins : end("no rank is left that has the state of the training");
 }

@@ -52,6 +52,7 @@ std::string error_text(const error_code& error) {
 Connection::Connection(tcp::socket socket) : socket_(std::move(socket)) {
   error_code ignored;
   socket_.set_option(tcp::no_delay(true), ignored);
+  ::fcntl(socket_.native_handle(), F_SETFD, FD_CLOEXEC);
   error_code error;
   socket_.non_blocking(true, error);
   require<LostConnection>(!error, error_text(error));
@@ -284,6 +285,7 @@ Listener::Listener(const std::string& name, ListenerOptions options, Serve serve
            asked == 0 ? port_range() : PortRange{asked, asked + options_.more_ports}, true,
            name + " cannot listen on ");
   port_ = acceptor_.local_endpoint().port();
+  ::fcntl(acceptor_.native_handle(), F_SETFD, FD_CLOEXEC);
   require<CommError>(has_spare(), name, " has no file descriptor left for its callers: ", last_errno);
   thread_ = start_thread(concat("the thread on which ", name, " listens"), [this] { accept_all(); });
 }
