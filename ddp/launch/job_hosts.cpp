@@ -220,14 +220,11 @@ class ArbiterHosts final : public JobHosts {
   }
 
   void refuse(const Greeting& greeting) {
-    Outbox(*store_, prefix_of(greeting.session, "orders"), memory_)
-        .send(written(
-            Order{begun_,
-                  arbiter_.decisions(),
-                  {},
-                  1,
-                  concat("the launcher of host 0 has ", options_.nodes, " hosts of ", options_.ranks,
-                         " ranks, that of host ", greeting.host, " has ", greeting.nodes, " of ", greeting.ranks)}));
+    const std::string reason =
+        concat("the launcher of host 0 has ", options_.nodes, " hosts of ", options_.ranks, " ranks, that of host ",
+               greeting.host, " has ", greeting.nodes, " of ", greeting.ranks);
+    Outbox(*store_, prefix_of(greeting.session, "orders"), memory_).send(written(Order{begun_, {}, {}, 1, reason}));
+    events_.push_back({.kind = HostEvent::Kind::remarks, .text = reason + ": it is refused"});
   }
 
   void hear(int host, Link& link) {
@@ -339,6 +336,7 @@ class FollowerHosts final : public JobHosts {
       if (order.begun != begun_) {
         if (!end_processes_()) continue;  // the job ends here
         begun_ = order.begun;
+        events.clear();  // starts of before
         follower_.clear();
         own_.clear();
       }
@@ -350,7 +348,7 @@ class FollowerHosts final : public JobHosts {
                           .replacement = start.replacement,
                           .joins = start.is_first == 0});
       }
-      take(order.decisions);
+      if (!order.decisions.empty()) take(order.decisions);
       if (order.ended != 0) {
         is_over_ = true;
         if (!order.reason.empty()) events.push_back({.kind = HostEvent::Kind::ends, .text = order.reason});

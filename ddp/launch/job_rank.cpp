@@ -2,8 +2,19 @@
 
 #include <filesystem>
 #include <system_error>
+#include <vector>
+
+#include "ddp/store/store.h"
+#include "lib/error.h"
 
 namespace duet::ddp {
+
+std::string ranks_elsewhere(const LaunchOptions& options) {
+  std::vector<int> others;
+  for (int rank = 0; rank < options.nodes * options.ranks; ++rank)
+    if (rank / options.ranks != options.node_rank) others.push_back(rank);
+  return others.empty() ? "" : concat("other hosts (", rank_names(others), ")");
+}
 
 RankFile make_error_file(const std::string& path) {
   if (path.empty()) return make_rank_file("error");

@@ -7,9 +7,13 @@
 #include "ddp/group/flight_recorder.h"
 #include "ddp/launch/error_file.h"
 #include "ddp/launch/job_processes.h"
+#include "ddp/launch/launch.h"
 #include "lib/monotonic.h"
 
 namespace duet::ddp {
+
+/// What remarks call the ranks of other launchers; empty if there are none.
+std::string ranks_elsewhere(const LaunchOptions& options);
 
 /// At the path, which nothing has then; empty: in memory.
 RankFile make_error_file(const std::string& path);

@@ -37,14 +37,6 @@
 namespace duet::ddp {
 namespace {
 
-/// What remarks call the ranks of other launchers; empty if there are none.
-std::string ranks_elsewhere(const LaunchOptions& options) {
-  std::vector<int> others;
-  for (int rank = 0; rank < options.nodes * options.ranks; ++rank)
-    if (rank / options.ranks != options.node_rank) others.push_back(rank);
-  return others.empty() ? "" : concat("other hosts (", rank_names(others), ")");
-}
-
 constexpr Milliseconds kPoll{50};   // where the kernel cannot report that a process has ended
 constexpr Milliseconds kLook{250};  // the kernel does not report a stopped process
 constexpr Milliseconds kStopReported{1000}, kKilled{1};
@@ -199,20 +191,27 @@ class Job {
   void look_for_losses() {
     if (!losses_ || ends()) return;
     if (follows()) return report_losses();
-    for (JobRank& rank : ranks_) {
-      if (!is_lost(rank)) continue;
-      const std::string cause = message_of(rank);
-      const JobLosses::Loss loss = losses_->lose(rank.rank, cause, phase_of(rank));
+    for (auto at = ranks_.begin(); at != ranks_.end();) {
+      const auto rank = at++;
+      if (!is_lost(*rank)) continue;
+      const std::string cause = message_of(*rank);
+      const JobLosses::Loss loss = losses_->lose(rank->rank, cause, phase_of(*rank));
       if (loss == JobLosses::Loss::begins) return start_all_again(cause);
       if (loss == JobLosses::Loss::ends_job) {  // also by a rank that has ended with exit code 0
-        rank.failed = true;
-        terminate_at_ = rank.when = rank.seen = Clock::now();
+        rank->failed = true;
+        terminate_at_ = rank->when = rank->seen = Clock::now();
         return;
       }
-      start_again(rank);
-      if (hosts_) hosts_->replace(rank.rank, true);
+      if (hosts_ && hosts_->replace(rank->rank, true) != JobHosts::Start::here)
+        drop(rank);
+      else
+        start_again(*rank);
       remark(concat(cause, " after step ", losses_->step(), "; ", JobLosses::consequence(loss)));
     }
+  }
+  void drop(std::list<JobRank>::iterator rank) {
+    read_lines(*rank);
+    ranks_.erase(rank);
   }
   static Phase phase_of(const JobRank& rank) { return rank.stop_ended ? Phase::none : rank.record().phase; }
 
@@ -221,9 +220,8 @@ class Job {
     for (auto rank = ranks_.begin(); rank != ranks_.end();) {
       const auto lost = rank++;
       if (!is_lost(*lost)) continue;
-      read_lines(*lost);
       hosts_->lose(lost->rank, message_of(*lost), phase_of(*lost));
-      ranks_.erase(lost);
+      drop(lost);
     }
   }
 

@@ -44,7 +44,7 @@ class Hosts:
                        "--result", f"{self.folder.name}/result.json", "--fingerprints", f"{self.folder.name}/fingerprints",
                        "--checkpoint", f"{self.folder.name}/checkpoints", "--checkpoint-every", "7"]
         else:
-            program = [options.program, network]
+            program = ["/bin/true"] if network == "true" else [options.program, network]
         self.command = [options.duet, "launch", "--nnodes", str(hosts), "-n", str(RANKS), "--rdzv-endpoint", place,
                         "--elastic", "--max-failures", "50", "--stop-limit", "0.5", "--replace-timeout", "60",
                         "--min-ranks", str(least), "--", *program]
@@ -184,6 +184,15 @@ class Tests:
 
         self.run("the arbiter is interrupted", "cnn", interrupt, ["ended by signal 2"],
                  {0: "exit code 130", 1: "exit code 1"}, True, **slow)
+        def refuse(hosts):
+            hosts.command[hosts.command.index("-n") + 1] = "3"
+            hosts.start_again(1)
+            hosts.launchers[1].process.wait(LIMIT)
+            hosts.launchers[0].process.send_signal(signal.SIGINT)
+
+        self.run("a launcher of another size", "cnn", refuse, ["hosts of 2 ranks, that of host 1 has 2 of 3: it is refused"],
+                 {0: "exit code 130", 1: "exit code 1"}, True, **slow)
+        self.run("no process joins", "true", lambda hosts: None, no_state=True)
         self.run("a rank fails", "fails", lambda hosts: None, ["rank 1 is replaced after", "duet: rank 0 ended with exit code 2: step 12 fails on rank 0\n(.*\n)*.*step 12 fails on rank 0"],
                  {0: "exit code 1", 1: "exit code 1"}, True, DUET_FAULT="all_reduce:1:9:9")
 
