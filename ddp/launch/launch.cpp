@@ -130,9 +130,13 @@ class Job {
   /// Whether the launcher of another host decides on losses.
   bool follows() const { return hosts_ && options_.node_rank != 0; }
   bool is_needed_elsewhere() const { return hosts_ && !ends() && hosts_->is_needed(); }
-  /// Ranks that have only lost others wait for the arbiter, which may begin again.
+  /// Ranks that have only lost others may begin again, once it is known which.
   bool ends() const {
-    return sigterm_at_ || interrupted_ != 0 || (terminate_at_ && (!hosts_ || *terminate_at_ <= Clock::now()));
+    return sigterm_at_ || interrupted_ != 0 || (terminate_at_ && (!losses_ || *terminate_at_ <= Clock::now()));
+  }
+  /// A rank by itself.
+  bool has_failed() const {
+    return std::ranges::any_of(ranks_, [](const JobRank& one) { return one.failed && !one.error.consequence; });
   }
 
   /// `rank`: or the number of a spare process, behind those of the ranks.
@@ -189,7 +193,7 @@ class Job {
 
   /// In an elastic job, replaces what was lost, as far as it may be.
   void look_for_losses() {
-    if (!losses_ || ends()) return;
+    if (!losses_ || ends() || has_failed()) return;
     if (follows()) return report_losses();
     for (auto at = ranks_.begin(); at != ranks_.end();) {
       const auto rank = at++;
@@ -264,14 +268,15 @@ class Job {
   }
 
   void kill_all() {
+    terminate_at_.reset();  // what has failed has lost another rank
+    cause_until_.reset();
     send_all(SIGKILL);
     for (JobRank& rank : ranks_)
       while (!rank.process.look()) std::this_thread::sleep_for(kKilled);
   }
-  /// False where one has failed by itself: the job ends then.
+  /// False where the job ends here.
   bool end_processes_unless_failed() {
-    if (ends() || std::ranges::any_of(ranks_, [](const JobRank& one) { return one.failed && !one.error.consequence; }))
-      return false;
+    if (ends() || has_failed()) return false;
     end_processes();
     return true;
   }
@@ -279,8 +284,6 @@ class Job {
     kill_all();
     for (JobRank& rank : ranks_) read_lines(rank);
     ranks_.clear();
-    terminate_at_.reset();  // what has failed has lost another rank
-    cause_until_.reset();
   }
 
   /// Before the first step is complete there is nothing to lose.
