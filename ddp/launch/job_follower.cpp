@@ -2,7 +2,6 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
-#include <memory>
 #include <span>
 #include <string>
 #include <vector>
@@ -90,7 +89,7 @@ JobFollower::JobFollower(JobMemory& memory) : memory_(*memory.memory_) { memory_
 
 void JobFollower::clear() {
   const std::uint32_t ranks = memory_.ranks.load(), least = memory_.least_ranks.load(), spares = memory_.spares.load();
-  std::construct_at(&memory_);
+  memory_.clear();
   memory_.ranks.store(ranks);
   memory_.least_ranks.store(least);
   memory_.spares.store(spares);
@@ -130,13 +129,7 @@ void JobFollower::take(const std::vector<std::byte>& decisions, const std::vecto
   if (before != now.state || planned != now.planned) memory_.change();
 }
 
-void JobFollower::begin(int rank, bool is_first) {
-  RankLine& line = memory_.of(rank);
-  line.committed.store(is_first ? 0 : JobMemory::kNoState);
-  for (std::atomic<std::uint32_t>* const number :
-       {&line.arrived, &line.resumed, &line.finished, &line.joined, &line.applies})
-    number->store(0);
-}
+void JobFollower::begin(int rank, bool is_first) { memory_.of(rank).clear(is_first ? 0 : JobMemory::kNoState); }
 
 JobLine JobFollower::line(int rank, int replacement) const {
   const RankLine& line = memory_.of(rank);

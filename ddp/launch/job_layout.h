@@ -20,6 +20,12 @@ struct alignas(64) RankLine {
   std::atomic<std::int64_t> committed;
   std::atomic<std::uint32_t> arrived, resumed, finished;  // in which generation, plus 1; 0: none
   std::atomic<std::uint32_t> joined, applies;
+
+  void clear(std::int64_t commits = 0) {
+    committed.store(commits);
+    for (std::atomic<std::uint32_t>* const number : {&arrived, &resumed, &finished, &joined, &applies})
+      number->store(0);
+  }
 };
 
 struct JobMemory::Layout {
@@ -76,6 +82,8 @@ struct JobMemory::Layout {
     changes.fetch_add(1);
     futex_wake(changes);
   }
+  /// As it was at first, but for `changes`, which other threads wait for.
+  void clear();
   int processes() const { return static_cast<int>(ranks.load() + spares.load()); }
   /// The members of a generation, in the order of their numbers.
   std::vector<int> members(std::uint32_t generation, int processes);

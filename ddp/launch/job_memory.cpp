@@ -7,7 +7,6 @@
 #include <algorithm>
 #include <array>
 #include <chrono>
-#include <memory>
 #include <numeric>
 #include <utility>
 
@@ -26,6 +25,25 @@ namespace {
 constexpr std::chrono::milliseconds kMissedWake{20};
 
 }  // namespace
+
+void JobMemory::Layout::clear() {
+  for (std::atomic<std::uint32_t>* const number : {&ranks, &least_ranks, &spares, &follows, &state, &planned, &lost})
+    number->store(0);
+  for (Order& order : orders)
+    for (std::atomic<std::uint16_t>& place : order) place.store(0);
+  for (Absent& words : absent)
+    for (std::atomic<std::uint64_t>& word : words) word.store(0);
+  for (Plan& plan : plans) {
+    plan.commits.store(0);
+    plan.source.store(0);
+  }
+  for (LossLine& line : losses) {
+    line.rank.store(0);
+    for (std::atomic<std::int64_t>* const number : {&line.step, &line.lost_ns, &line.recovered_ns}) number->store(0);
+  }
+  for (RankLine& line : lines) line.clear();
+  change();
+}
 
 std::vector<int> JobMemory::Layout::members(std::uint32_t generation, int processes) {
   std::vector<std::pair<int, int>> places;
@@ -84,7 +102,7 @@ JobMemory::JobMemory(const std::string& path) {
 
 JobMemory::~JobMemory() { ::munmap(memory_, bytes()); }
 
-void JobMemory::clear() { std::construct_at(memory_); }
+void JobMemory::clear() { memory_->clear(); }
 
 int JobMemory::ranks() const {
   const std::uint32_t ranks = memory_->ranks.load();
