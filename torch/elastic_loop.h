@@ -24,7 +24,7 @@ namespace duet::torch {
 /// the thread that trains.
 class ElasticLoop final : private Recoverable {
  public:
-  /// That of this process; null outside of elastic jobs.
+  /// Returns that of this process; null outside of elastic jobs.
   static std::shared_ptr<ElasticLoop> instance(ddp::ProcessGroup& group) {
     if (!Recovery::instance().on()) return nullptr;
     static std::weak_ptr<ElasticLoop> weak;

@@ -348,7 +348,7 @@ class ModuleSynchroniser final : private Recoverable {
   /// At the end of a backward that is synchronised.
   void end_backward(FunctionRef<bool(int slot)> goes_along, const DuetWork& work) {
     Recovery& recovery = Recovery::instance();
-    // Of several wrappers, or backwards of a step, an earlier one has recovered.
+    // An earlier wrapper, or an earlier backward of the step, has recovered.
     if (recovery.has_recovered()) return synchroniser_.abandon_backward();
     synchroniser_.backward_ended(goes_along);
     work.before_torch();

@@ -1,35 +1,22 @@
 #include "ddp/launch/job_hosts.h"
 
 #include <poll.h>
-#include <sys/eventfd.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <atomic>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <map>
-#include <mutex>
-#include <optional>
 #include <set>
-#include <span>
-#include <string_view>
-#include <thread>
 #include <utility>
 
 #include "ddp/launch/launcher_link.h"
 #include "ddp/launch/rank_environment.h"
-#include "ddp/store/secret.h"
 #include "ddp/store/tcp_store.h"
-#include "lib/base/descriptor.h"
 #include "lib/base/recovery.h"
-#include "lib/base/text.h"
-#include "lib/base/threads.h"
 #include "lib/error.h"
 #include "lib/monotonic.h"
-#include "lib/parse_number.h"
 
 namespace duet::ddp {
 
@@ -50,6 +37,9 @@ std::unique_ptr<TcpStore> make_store(const LaunchOptions& options, const JobMeet
 
 const char* const kGreetings = "launchers/greeting/";
 
+/// What is said of a launcher that is_silent().
+std::string silence() { return concat("has said nothing for ", kHostLimit.count() / 1000, " s"); }
+
 std::string prefix_of(const std::string& session, const char* direction) {
   return concat("launchers/", session, "/", direction, "/");
 }
@@ -65,7 +55,7 @@ struct Greeting {
   }
 };
 
-/// Of the keys of the ranks.
+/// The keys of the ranks begin so.
 std::string prefix_of(std::int32_t begun) { return concat("ranks/", begun, "/"); }
 
 class ArbiterHosts final : public JobHosts {
@@ -154,7 +144,7 @@ class ArbiterHosts final : public JobHosts {
     int host = kNowhere;    // that its process is on
     int processes = 0;      // that have had its number
     bool is_begun = false;  // one since all have begun
-    bool is_lost = false;   // and nobody has replaced it yet
+    bool is_lost = false;   // and not replaced yet
   };
   struct Link {
     Link(Store& store, std::unique_ptr<Store> heard, const std::string& session, const JobMemory& memory,
@@ -173,7 +163,7 @@ class ArbiterHosts final : public JobHosts {
   Place& place_of(int rank) { return places_[static_cast<std::size_t>(rank)]; }
   int home_of(int rank) const { return rank / options_.ranks; }
 
-  /// Of the hosts that are left: its own one, else the one it was on, else one with the fewest processes.
+  /// Takes, of the hosts that are left, its own one, else the one it was on, else one with the fewest processes.
   int host_for(int rank, int last) const {
     const auto is_left = [&](int host) { return host == 0 || links_.contains(host); };
     if (is_left(home_of(rank))) return home_of(rank);
@@ -258,13 +248,12 @@ class ArbiterHosts final : public JobHosts {
     std::map<int, std::string> lost;
     for (const auto& [host, link] : links_) {
       if (!link->left.empty()) lost[host] = concat("has left the job: ", link->left);
-      if (link->left.empty() && !link->ended && link->inbox.is_silent())
-        lost[host] = concat("has said nothing for ", kHostLimit.count() / 1000, " s");
+      if (link->left.empty() && !link->ended && link->inbox.is_silent()) lost[host] = silence();
     }
     for (const auto& [host, how] : lost) lose_host(host, how);
   }
 
-  /// Its launcher is told, in case it comes back.
+  /// Its launcher is told, as it may only have been stopped.
   void lose_host(int host, const std::string& how) {
     links_.at(host)->outbox.send(
         written(Order{begun_, arbiter_.decisions(), {}, 1, concat("host ", host, " counts as lost, as it ", how)}));
@@ -381,7 +370,7 @@ class FollowerHosts final : public JobHosts {
  private:
   /// Sends what is due. Why the arbiter's launcher is no longer there; empty: it is.
   std::string look_for_arbiter() {
-    if (inbox_.is_silent()) return concat("has said nothing for ", kHostLimit.count() / 1000, " s");
+    if (inbox_.is_silent()) return silence();
     if (outbox_.is_due()) try_send({});
     const std::string lost = unsent_.empty() ? inbox_.lost() : unsent_;
     return lost.empty() ? "" : "is gone: " + lost;

@@ -82,7 +82,7 @@ struct JobMemory::Layout {
     changes.fetch_add(1);
     futex_wake(changes);
   }
-  /// As it was at first, but for `changes`, which other threads wait for.
+  /// Makes it as it was at first, but for `changes`, which other threads wait for.
   void clear();
   int processes() const { return static_cast<int>(ranks.load() + spares.load()); }
   /// The members of a generation, in the order of their numbers.

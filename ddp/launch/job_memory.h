@@ -43,7 +43,7 @@ class JobMemory {
   JobMemory(const JobMemory&) = delete;
   JobMemory& operator=(const JobMemory&) = delete;
 
-  /// As it was at first. No process uses it meanwhile.
+  /// Makes it as it was at first. No process uses it meanwhile.
   void clear();
 
   /// In a whole group. Throws CommError for a number that cannot be one.
