@@ -131,9 +131,8 @@ def captured(step, batch):
 
 
 def run_gpu(options):
-    step = make_step(options)
-    if options.way == "graph":
-        step = captured(step, options.batch)
+    plain = make_step(options)  # kept while a graph reads its images and weights
+    step = captured(plain, options.batch) if options.way == "graph" else plain
     order = torch.randperm(IMAGES, device="cuda")
     group = 1 if options.way == "eager" else GROUP
     for begin in range(0, WARM_UP + options.steps, group):
