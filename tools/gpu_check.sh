@@ -301,7 +301,7 @@ check_kernels() {
   ncu=$(find_tool ncu)
   [ -n "$ncu" ] || { say 'skipped: the kernels of a step (Nsight Compute is not installed)'; return; }
   for precision in tf32 bf16; do
-    logged kernels-$precision.log 90 "$ncu" --graph-profiling node --clock-control none --csv --page raw --print-units base --metrics gpu__time_duration.sum --target-processes all \
+    logged kernels-$precision.log 90 "$ncu" --graph-profiling node --clock-control none --cache-control none --csv --page raw --print-units base --metrics gpu__time_duration.sum --target-processes all \
       "$duet" train --quiet --device cuda --data synthetic --epochs 1 --train-images 1280 --test-images 128 --precision $precision \
       --graph on --graph-steps 1
     status=$?
