@@ -75,7 +75,8 @@ def main(arguments):
             title = readable(group[0]) if each else os.path.basename(source)
             registers = " | ".join(str(max(used[0] for used in of[n])) for n in architectures)
             shared = max(used[1] for n in architectures for used in of[n])
-            spills = ", ".join(f"{used[2]} on sm_{n}" for n in architectures for used in of[n] if used[2])
+            most = {n: max(used[2] for used in of[n]) for n in architectures}
+            spills = ", ".join(f"{spilled} on sm_{n}" for n, spilled in most.items() if spilled)
             print(f"| `{title}` | {len(group)} | {registers} | {shared} | {spills or 0} |")
 
 

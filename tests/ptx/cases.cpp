@@ -80,9 +80,11 @@ void print_summary() {
   std::printf("compute_%s: %ld cases, %ld values, %zu of %zu kernels, %llu launches, %.2f million blocks\n",
               duet_ptx::architecture().c_str(), cases, values, launched, duet_ptx::registered_kernels().size(),
               static_cast<unsigned long long>(s.launches), millions(s.blocks));
-  std::printf("millions: %.1f threads, %.1f instructions, %.2f barriers, %.2f shuffles, %.0f bytes accessed\n",
-              millions(s.threads), millions(s.instructions), millions(s.barriers), millions(s.shuffles),
-              millions(s.global_bytes));
+  std::printf(
+      "millions: %.1f threads, %.1f instructions, %.2f barriers, %.2f shuffles, %.2f products of matrices, %.0f bytes "
+      "accessed\n",
+      millions(s.threads), millions(s.instructions), millions(s.barriers), millions(s.shuffles), millions(s.products),
+      millions(s.global_bytes));
   std::printf("%zu of %zu instructions ran (%.1f %%)\n", ran, all,
               100 * static_cast<double>(ran) / static_cast<double>(all));
 }

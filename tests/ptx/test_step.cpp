@@ -1,5 +1,5 @@
-// Counts of duet's own kernels in a training step of SimpleCNN; test_ptx "[step]" prints them. Convolutions and GEMMs
-// of cuDNN and cuBLAS are no part of it.
+// Counts of duet's own kernels in a training step of SimpleCNN in TF32; test_ptx "[step]" prints them. cuBLAS's GEMMs
+// are no part of it.
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
@@ -38,14 +38,13 @@ struct StepCase : Case {
       input<kernels::LabelFault>("fault", 1, 0, [](std::size_t) { return kernels::LabelFault{}; });
   Floats images = values("images", 784), w1 = normal("w", 288), b1 = normal("b", 32),
          y1 = output("y", count * 32 * 196);
-  Floats image2 = values("image", 64 * 196), b2 = normal("b", 64), y2 = output("y", count * 64 * 49);
+  Floats w2 = normal("w", 64 * 32 * 9), b2 = normal("b", 64), y2 = output("y", count * 64 * 49);
   Floats hidden = values("hidden", 128), b3 = normal("b", 128), w4 = normal("w", 1280), b4 = normal("b", 10);
   Floats logits = output("y", count * 10), loss = output("loss", 1), dlogits = output("dx", count * 10);
   Floats dhidden = output("dx", count * 128), dw4 = output("dw", 1280), db4 = output("db", 10),
          dy3 = output("dx", count * 128);
-  Floats db3 = output("db", 128), dy2 = values("dy", 64 * 49), dimage2 = output("dx", count * 64 * 196),
-         db2 = output("db", 64);
-  Floats dy1 = values("dy", 32 * 196), partials = output("partials", 64 * 32 * 10), dw1 = output("dw", 288),
+  Floats db3 = output("db", 128), dy2 = values("dy", 64 * 49), dw2 = output("dw", 64 * 32 * 9), db2 = output("db", 64);
+  Floats dy1 = output("dx", count * 32 * 196), partials = output("partials", 64 * 64 * 32 * 9), dw1 = output("dw", 288),
          db1 = output("db", 32);
   Floats parameters = normal("value", 421642), gradients = normal("gradient", 421642),
          momenta = normal("momentum", 421642);
@@ -66,7 +65,7 @@ void part(const char* name, const std::function<void()>& work) {
 
 void forward(StepCase& s) {
   const kernels::OneChannelConv conv1{static_cast<int>(s.rows), 32, 28, 28, 1, 1, 14, 14, false};
-  const kernels::TiledPool pool2{s.rows, 64, 14, 14, 7, 7, 2, 2};
+  const kernels::Conv3x3 conv2{static_cast<int>(s.rows), 32, 64, 14, 14, 1, 1, false};
   const kernels::SmallLinear fc2{s.rows, 128, 10, false};
   const float share = 1.0f / static_cast<float>(s.rows);
   part("gather", [&] {
@@ -77,9 +76,9 @@ void forward(StepCase& s) {
     kernels::conv_one_channel_forward(s.images.data(), s.w1.data(), s.b1.data(), s.y1.data(), s.places1.data(), conv1,
                                       nullptr);
   });
-  part("bias, pool, relu, dropout", [&] {
-    kernels::bias_pool_relu_forward(s.image2.data(), s.b2.data(), s.y2.data(), s.places2.data(), pool2, &s.draw_of_step,
-                                    1.333f, nullptr);
+  part("conv2, pool, relu, dropout", [&] {
+    kernels::conv3x3_pool_forward(s.y1.data(), s.w2.data(), s.b2.data(), s.y2.data(), s.places2.data(), &s.draw_of_step,
+                                  1.333f, conv2, nullptr);
   });
   part("bias, relu, dropout of fc1", [&] {
     kernels::bias_relu_dropout_forward(s.hidden.data(), s.b3.data(), s.rows, 128, &s.draw_of_step, 2.0f, nullptr);
@@ -95,7 +94,7 @@ void forward(StepCase& s) {
 
 void backward(StepCase& s) {
   const kernels::OneChannelConv conv1{static_cast<int>(s.rows), 32, 28, 28, 1, 1, 14, 14, false};
-  const kernels::TiledPool pool2{s.rows, 64, 14, 14, 7, 7, 2, 2};
+  const kernels::Conv3x3 conv2{static_cast<int>(s.rows), 32, 64, 14, 14, 1, 1, false};
   const kernels::SmallLinear fc2{s.rows, 128, 10, false};
   part("fc2 backward", [&] {
     kernels::small_linear_backward(s.dlogits.data(), s.hidden.data(), s.w4.data(), s.dhidden.data(), s.dw4.data(),
@@ -105,8 +104,11 @@ void backward(StepCase& s) {
     kernels::bias_relu_dropout_backward(s.dhidden.data(), s.hidden.data(), 2.0f, s.dy3.data(), s.db3.data(), s.rows,
                                         128, nullptr);
   });
-  part("pool, relu, dropout backward", [&] {
-    kernels::bias_pool_relu_backward(s.dy2.data(), s.places2.data(), 1.333f, s.dimage2.data(), pool2, nullptr);
+  const kernels::ConvImage dimage2{s.dy2.data(), s.places2.data(), 1.333f};
+  part("conv2, pool, relu, dropout backward", [&] {
+    const kernels::Conv3x3 back{static_cast<int>(s.rows), 64, 32, 14, 14, 1, 1, false};
+    kernels::conv3x3_weights(s.y1.data(), dimage2, s.partials.data(), s.dw2.data(), conv2, nullptr);
+    kernels::conv3x3(dimage2, s.w2.data(), true, s.dy1.data(), back, nullptr);
   });
   part("bias gradient of conv2", [&] {
     kernels::channel_bias_gradient(s.dy2.data(), s.places2.data(), 1.333f, s.db2.data(), s.rows, 64, 49, nullptr);

@@ -1,4 +1,4 @@
-// Convolutions by cuDNN.
+// Convolutions by cuDNN, and by own kernels where those are faster.
 #include <cstddef>
 #include <cstdint>
 #include <limits>
@@ -58,6 +58,44 @@ class ConvResult {
   Tensor copy_;
 };
 
+/// The convolution's sizes, if own kernels compute it: on tensor cores, where the filters are few enough that a library
+/// spends most of its time on laying images out anew.
+std::optional<kernels::Conv3x3> on_tensor_cores(const CudaDevice& device, const Shape& x, const Shape& w,
+                                                const Window2d& window) {
+  constexpr std::int64_t kMost = std::numeric_limits<int>::max(), kMostFilters = 32 * 64;
+  const Window2d conv = {3, 3, 1, 1, window.pad_h, window.pad_w};
+  const bool suits = window == conv && window.pad_h < 3 && window.pad_w < 3 && x[1] == w[1];
+  if (device.precision() == Precision::fp32 || !suits || w[0] * w[1] > kMostFilters) return {};
+  if (x.count() > kMost || x[0] * w[0] * window.out_h(x[2]) * window.out_w(x[3]) > kMost) return {};
+  return kernels::Conv3x3{.rows = static_cast<int>(x[0]),
+                          .channels = static_cast<int>(x[1]),
+                          .outputs = static_cast<int>(w[0]),
+                          .height = static_cast<int>(x[2]),
+                          .width = static_cast<int>(x[3]),
+                          .pad_h = static_cast<int>(window.pad_h),
+                          .pad_w = static_cast<int>(window.pad_w),
+                          .rounds = device.precision() == Precision::bf16};
+}
+
+/// The gradients of filters and of images by own kernels.
+void weights_on_tensor_cores(CudaDevice& device, const Tensor& x, const kernels::ConvImage& dy, const Tensor& dw,
+                             const kernels::Conv3x3& shape) {
+  const Tensor partials = empty({kernels::conv3x3_partials(shape, dy.index != nullptr)}, DType::f32, x.device());
+  kernels::conv3x3_weights(x.data<float>(), dy, partials.data<float>(), dw.data<float>(), shape, device.stream());
+}
+void data_on_tensor_cores(CudaDevice& device, const kernels::ConvImage& dy, const Tensor& w, const Tensor& dx,
+                          const kernels::Conv3x3& shape) {
+  const kernels::Conv3x3 back{.rows = shape.rows,
+                              .channels = shape.outputs,
+                              .outputs = shape.channels,
+                              .height = shape.out_height(),
+                              .width = shape.out_width(),
+                              .pad_h = 2 - shape.pad_h,
+                              .pad_w = 2 - shape.pad_w,
+                              .rounds = shape.rounds};
+  kernels::conv3x3(dy, w.data<float>(), true, dx.data<float>(), back, device.stream());
+}
+
 /// One pass of the convolution of x (N, C, H, W) with w (K, C / groups, R, S). N > 0. For a, b and the result see
 /// ConvPlan::run.
 void convolve(CudaDevice& device, ConvPass pass, const Shape& x, const Shape& w, const Window2d& window,
@@ -83,7 +121,12 @@ void CudaBackend::conv2d_forward(const Tensor& x, const Tensor& w, const Tensor&
   same_device("conv2d_forward", {{"x", x}, {"w", w}, {"b", b}, {"y", y}});
   CudaDevice& device = on(x);
   if (y.count() == 0) return;
-  convolve(device, ConvPass::forward, x.shape(), w.shape(), window, {device, x}, {device, w}, y);
+  if (const auto shape = on_tensor_cores(device, x.shape(), w.shape(), window)) {
+    kernels::conv3x3({x.data<float>(), nullptr, 1.0f}, w.data<float>(), false, y.data<float>(), *shape,
+                     device.stream());
+  } else {
+    convolve(device, ConvPass::forward, x.shape(), w.shape(), window, {device, x}, {device, w}, y);
+  }
   to_int(y.shape().count_from(1), "elements of an image");
   if (b.defined())
     kernels::add_channel_bias(y.data<float>(), b.data<float>(), y.size(0), to_int(y.size(1), "channels"),
@@ -94,6 +137,8 @@ void CudaBackend::conv2d_backward_data(const Tensor& dy, const Tensor& w, const 
   same_device("conv2d_backward_data", {{"dy", dy}, {"w", w}, {"dx", dx}});
   CudaDevice& device = on(dy);
   if (dx.count() == 0) return;
+  if (const auto shape = on_tensor_cores(device, dx.shape(), w.shape(), window))
+    return data_on_tensor_cores(device, {dy.data<float>(), nullptr, 1.0f}, w, dx, *shape);
   convolve(device, ConvPass::backward_data, dx.shape(), w.shape(), window, {device, dy}, {device, w}, dx);
 }
 
@@ -103,6 +148,8 @@ void CudaBackend::conv2d_backward_weights(const Tensor& x, const Tensor& dy, con
   CudaDevice& device = on(x);
   if (x.size(0) == 0) {
     clear(device, dw);
+  } else if (const auto shape = on_tensor_cores(device, x.shape(), dw.shape(), window)) {
+    weights_on_tensor_cores(device, x, {dy.data<float>(), nullptr, 1.0f}, dw, *shape);
   } else {
     convolve(device, ConvPass::backward_weights, x.shape(), dw.shape(), window, {device, x}, {device, dy}, dw);
   }
@@ -152,6 +199,15 @@ std::optional<kernels::OneChannelConv> one_channel(const CudaDevice& device, con
                                  .rounds = device.precision() == Precision::bf16};
 }
 
+/// As on_tensor_cores, with a 2x2 pool that tiles the whole result.
+std::optional<kernels::Conv3x3> pooled_on_tensor_cores(const CudaDevice& device, const Shape& x, const Shape& w,
+                                                       const ConvPoolRelu& op) {
+  const auto shape = on_tensor_cores(device, x, w, op.conv);
+  const bool suits =
+      op.pool == Window2d{2, 2, 2, 2, 0, 0} && shape && shape->out_height() % 2 == 0 && shape->out_width() % 2 == 0;
+  return suits ? shape : std::nullopt;
+}
+
 }  // namespace
 
 void CudaBackend::conv_pool_relu_forward(const Tensor& x, const Tensor& w, const Tensor& b, const Tensor& y,
@@ -162,10 +218,14 @@ void CudaBackend::conv_pool_relu_forward(const Tensor& x, const Tensor& w, const
   if (const auto shape = one_channel(device, x, w, y, op))
     return kernels::conv_one_channel_forward(x.data<float>(), w.data<float>(), b.data<float>(), y.data<float>(),
                                              index.data<std::uint8_t>(), *shape, device.stream());
-  const Tensor image = empty(image_shape(x, w, op), DType::f32, x.device());
-  convolve(device, ConvPass::forward, x.shape(), w.shape(), op.conv, {device, x}, {device, w}, image);
   std::optional<kernels::StepDraw> draw;
   if (op.dropout.p > 0) draw = device.draw(op.dropout, x.stamp_or_self());
+  if (const auto shape = pooled_on_tensor_cores(device, x.shape(), w.shape(), op))
+    return kernels::conv3x3_pool_forward(x.data<float>(), w.data<float>(), b.data<float>(), y.data<float>(),
+                                         index.data<std::uint8_t>(), draw ? &*draw : nullptr, op.dropout.scale(),
+                                         *shape, device.stream());
+  const Tensor image = empty(image_shape(x, w, op), DType::f32, x.device());
+  convolve(device, ConvPass::forward, x.shape(), w.shape(), op.conv, {device, x}, {device, w}, image);
   kernels::bias_pool_relu_forward(image.data<float>(), b.data<float>(), y.data<float>(), index.data<std::uint8_t>(),
                                   tiles(image.shape(), op), draw ? &*draw : nullptr, op.dropout.scale(),
                                   device.stream());
@@ -194,19 +254,28 @@ void CudaBackend::conv_pool_relu_backward(const Tensor& dy, const Tensor& index,
     clear(device, dw);
     return bias();
   }
+  if (const auto shape = pooled_on_tensor_cores(device, x.shape(), w.shape(), op)) {
+    const kernels::ConvImage gradient = {dy.data<float>(), places, scale};
+    const auto weights = [&] {
+      weights_on_tensor_cores(device, x, gradient, dw, *shape);
+      bias();
+    };
+    return device.beside(weights, [&] {
+      if (dx.defined()) data_on_tensor_cores(device, gradient, w, dx, *shape);
+    });
+  }
   const Tensor image = empty(image_shape(x, w, op), DType::f32, x.device());
   kernels::bias_pool_relu_backward(dy.data<float>(), places, scale, image.data<float>(), tiles(image.shape(), op),
                                    device.stream());
   const ConvOperand gradient(device, image);
   const auto weights = [&] {
     convolve(device, ConvPass::backward_weights, x.shape(), w.shape(), op.conv, {device, x}, gradient, dw);
-  };
-  const auto rest = [&] {
-    if (dx.defined())
-      convolve(device, ConvPass::backward_data, x.shape(), w.shape(), op.conv, gradient, {device, w}, dx);
     bias();
   };
-  device.beside(weights, rest);
+  device.beside(weights, [&] {
+    if (dx.defined())
+      convolve(device, ConvPass::backward_data, x.shape(), w.shape(), op.conv, gradient, {device, w}, dx);
+  });
 }
 
 }  // namespace duet::cuda

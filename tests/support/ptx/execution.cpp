@@ -1,6 +1,8 @@
 // Runs grids: threads up to where they wait, shuffles of a warp, barriers of a block.
 #include <algorithm>
+#include <array>
 #include <atomic>
+#include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <string>
@@ -21,7 +23,7 @@ void check_defined(Thread& t, const Instruction& i, Slot slot) {
   if (!t.defined[slot]) t.grid->found("undefined register", t, i, t.grid->kernel.slot_names[slot]);
 }
 
-/// Runs the thread up to a barrier, a shuffle or its end.
+/// Runs the thread up to a barrier, an instruction of the whole warp or its end.
 void advance(Thread& t) {
   Grid& grid = *t.grid;
   std::uint64_t executed = 0;
@@ -52,7 +54,8 @@ void advance(Thread& t) {
       case Flow::branch: t.next = i.target; break;
       case Flow::leave: t.state = State::left; break;
       case Flow::barrier: t.state = State::barrier; break;
-      case Flow::shuffle: t.state = State::shuffle; break;
+      case Flow::shuffle:
+      case Flow::product: t.state = State::shuffle; break;
     }
     if (grid.of_block + executed > grid.options.most_instructions) {
       grid.found("endless", t, i);
@@ -101,13 +104,51 @@ struct Warp {
     here[leader.number - first] = true;
   }
 
-  /// Does one shuffle; false: no thread waits for one.
+  /// mma.m16n8k8: lane 4 g + t has a(g, t), a(g + 8, t), a(g, t + 4), a(g + 8, t + 4), b(t, g), b(t + 4, g), and of the
+  /// sums (g, 2 t), (g, 2 t + 1) and those of row g + 8. Tensor cores leave out the lower 13 bits of a and b, and add
+  /// the exact products up in an order of their own.
+  void multiply(const Thread& leader, const Instruction& i) {
+    for (unsigned lane = 0; lane < kWarp; ++lane) {
+      const unsigned n = first + lane;
+      if (n >= end || threads[n].state != State::shuffle || threads[n].next != leader.next) {
+        grid.found("divergent product", leader, i, "lane " + std::to_string(lane) + " is not there");
+        grid.given_up = true;
+      }
+    }
+    if (grid.given_up) return;
+    const auto operand = [&](unsigned lane, unsigned which) {
+      const std::uint32_t bits = get<std::uint32_t>(threads[first + lane], i.from[which]) & ~0x1fffu;
+      return static_cast<double>(std::bit_cast<float>(bits));
+    };
+    std::array<std::array<float, 4>, kWarp> sums{};
+    for (unsigned lane = 0; lane < kWarp; ++lane)
+      for (unsigned which = 0; which < 4; ++which) {
+        const unsigned row = lane / 4 * 4, column = (lane % 4 * 2 + which % 2) * 4;
+        double sum = get<float>(threads[first + lane], i.from[6 + which]);
+        for (unsigned k = 0; k < 8; ++k)
+          sum += operand(row + k % 4, k / 4 * 2 + which / 2) * operand(column + k % 4, 4 + k / 4);
+        sums[lane][which] = static_cast<float>(sum);
+      }
+    for (unsigned lane = 0; lane < kWarp; ++lane) {
+      Thread& t = threads[first + lane];
+      for (unsigned which = 0; which < 4; ++which) set(t, i.to[which], sums[lane][which]);
+      ++t.next;
+      t.state = State::running;
+    }
+    ++grid.statistics.products;
+  }
+
+  /// Does one shuffle or product; false: no thread waits for one.
   bool shuffle() {
     const auto begin = threads.begin() + first;
     const auto leader =
         std::find_if(begin, threads.begin() + end, [](const Thread& t) { return t.state == State::shuffle; });
     if (leader == threads.begin() + end) return false;
     const Instruction& i = grid.code[leader->next];
+    if (i.flow == Flow::product) {
+      multiply(*leader, i);
+      return !grid.given_up;
+    }
     bool here[kWarp] = {};
     std::uint32_t values[kWarp] = {};
     gather(*leader, i, here, values);

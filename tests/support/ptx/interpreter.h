@@ -68,7 +68,8 @@ struct Options {
 };
 
 struct Statistics {
-  std::uint64_t launches = 0, blocks = 0, threads = 0, instructions = 0, global_bytes = 0, barriers = 0, shuffles = 0;
+  std::uint64_t launches = 0, blocks = 0, threads = 0, instructions = 0, global_bytes = 0, barriers = 0, shuffles = 0,
+                products = 0;
 };
 
 /// Runs a grid. `arguments`: the bytes of all parameters. False when it was given up as endless.

@@ -17,7 +17,8 @@ using Action = void (*)(Thread&, const Instruction&);
 using Slot = std::uint32_t;
 inline constexpr Slot kNoSlot = ~Slot{0};
 
-enum class Flow : std::uint8_t { next, branch, leave, barrier, shuffle };
+/// product: of matrices, by a whole warp.
+enum class Flow : std::uint8_t { next, branch, leave, barrier, shuffle, product };
 enum class ShuffleMode : std::uint8_t { butterfly, down, up, index };
 /// Arithmetic without a rounding mode, of which ptxas may make one fma.
 enum class Fusible : std::uint8_t { no, product, sum, difference };
@@ -32,7 +33,7 @@ struct Instruction {
   std::uint8_t width = 0;  // bytes of each
   Slot guard = kNoSlot;    // a predicate
   Slot to[4] = {kNoSlot, kNoSlot, kNoSlot, kNoSlot};
-  Slot from[5] = {kNoSlot, kNoSlot, kNoSlot, kNoSlot, kNoSlot};
+  Slot from[10] = {kNoSlot, kNoSlot, kNoSlot, kNoSlot, kNoSlot, kNoSlot, kNoSlot, kNoSlot, kNoSlot, kNoSlot};
   std::uint64_t offset = 0;  // added to an address; negative ones wrap
   std::size_t target = 0;    // the instruction to which a branch jumps
   std::string text;

@@ -162,6 +162,7 @@ class KernelParser {
   void parse_arithmetic(Instruction& i, const std::vector<std::string>& opcode, const std::vector<Operand>& operands);
   void parse_memory(Instruction& i, const std::vector<std::string>& opcode, const std::vector<Operand>& operands);
   void parse_shuffle(Instruction& i, const std::vector<std::string>& opcode, const std::vector<Operand>& operands);
+  void parse_product(Instruction& i, const std::vector<std::string>& opcode, const std::vector<Operand>& operands);
   Operand parse_operand();
   std::string name_or_number() { return in_.accept("-") ? "-" + in_.next() : in_.next(); }
 
@@ -323,6 +324,21 @@ void KernelParser::parse_shuffle(Instruction& i, const std::vector<std::string>&
   for (std::size_t n = 0; n < 4; ++n) i.from[n] = slot_of(operands[1 + n].names[0]);
 }
 
+void KernelParser::parse_product(Instruction& i, const std::vector<std::string>& opcode,
+                                 const std::vector<Operand>& operands) {
+  static const std::vector<std::string> known = {"mma", "sync", "aligned", "m16n8k8", "row",
+                                                 "col", "f32",  "tf32",    "tf32",    "f32"};
+  if (opcode != known || operands.size() != 4) refuse(opcode);
+  i.flow = Flow::product;
+  std::size_t at = 0;
+  for (const std::size_t count : {4, 4, 2, 4}) {
+    const std::vector<std::string>& names = operands[at++].names;
+    if (names.size() != count) refuse(opcode);
+    for (std::size_t n = 0; n < count; ++n)
+      at == 1 ? i.to[n] = slot_of(names[n]) : i.from[(at == 2 ? 0 : at == 3 ? 4 : 6) + n] = slot_of(names[n]);
+  }
+}
+
 void KernelParser::parse_arithmetic(Instruction& i, const std::vector<std::string>& opcode,
                                     const std::vector<Operand>& operands) {
   if (operands.empty() || operands.size() > 5) refuse(opcode);
@@ -374,6 +390,8 @@ void KernelParser::parse_instruction() {
     i.act = &do_nothing;
   } else if (name == "shfl") {
     parse_shuffle(i, opcode, operands);
+  } else if (name == "mma") {
+    parse_product(i, opcode, operands);
   } else if (name == "ld" || name == "st") {
     parse_memory(i, opcode, operands);
   } else {

@@ -53,10 +53,11 @@ __global__ void __launch_bounds__(kSumThreads)
   for (std::int64_t image = threadIdx.x / kWarp; image < images; image += kWarps) {
     const std::int64_t begin = (image * channels + channel) * pixels;
     for (std::int64_t i = begin + lane; i < begin + pixels; i += kWarp) {
+      const float value = dy[i];  // without a condition, so that it does not wait for the index
       if constexpr (kIndexed) {
-        total += index[i] == kNoGradient ? 0.0f : dy[i];
+        total += index[i] == kNoGradient ? 0.0f : value;
       } else {
-        total += dy[i];
+        total += value;
       }
     }
   }

@@ -87,17 +87,26 @@ __global__ void __launch_bounds__(kSumThreads)
     const std::int64_t at = (static_cast<std::int64_t>(row) * g.channels + channel) * pixels;
     const float* const image = x + static_cast<std::int64_t>(row) * g.height * g.width;
     for (int pixel = lane; pixel < pixels; pixel += kWarp) {
+      // No branch around the loads, so that none waits for another.
       const float gradient = dy[at + pixel];
       const int place = index[at + pixel];
-      if (place == kNoGradient) continue;
+      const bool passes = place != kNoGradient;
       const int p = pixel / g.out_width, q = pixel - p * g.out_width;
       const int h = 2 * p + place / 2 - g.pad_h, w = 2 * q + place % 2 - g.pad_w;
       const float factor = operand<kRounds>(gradient);
-      sum[kTaps] += gradient;
+      sum[kTaps] += passes ? gradient : 0.0f;
+      float under[kTaps];
+      bool there[kTaps];
       DUET_UNROLL
       for (int tap = 0; tap < kTaps; ++tap) {
         const int down = h + tap / kSide, right = w + tap % kSide;
-        if (inside(down, right, g)) sum[tap] = fmaf(factor, operand<kRounds>(image[down * g.width + right]), sum[tap]);
+        there[tap] = passes && inside(down, right, g);
+        under[tap] = there[tap] ? image[down * g.width + right] : 0.0f;
+      }
+      DUET_UNROLL
+      for (int tap = 0; tap < kTaps; ++tap) {
+        const float next = fmaf(factor, operand<kRounds>(under[tap]), sum[tap]);
+        sum[tap] = there[tap] ? next : sum[tap];
       }
     }
   }

@@ -161,6 +161,36 @@ std::int64_t conv_one_channel_partials(const OneChannelConv& shape);
 void conv_one_channel_backward(const float* dy, const std::uint8_t* index, const float* x, float* partials, float* dw,
                                float* db, const OneChannelConv& shape, cudaStream_t stream);
 
+// --- conv3x3.cu: convolutions with 3x3 filters and stride 1 on tensor cores ---
+
+/// An image, or, where an index is given, the gradient of one whose 2x2 pooled gradient `values` are: scale times these
+/// at the places of the index, as bias_pool_relu_backward gives.
+struct ConvImage {
+  const float* values;
+  const std::uint8_t* index;
+  float scale;
+};
+/// Sizes: of images (rows, channels, height, width) and their padding; outputs: channels of the result. The products'
+/// operands are rounded to TF32, `rounds`: to bfloat16; sums are floats.
+struct Conv3x3 {
+  int rows, channels, outputs, height, width, pad_h, pad_w;
+  bool rounds;
+  DUET_HOST_DEVICE int out_height() const { return height + 2 * pad_h - 2; }
+  DUET_HOST_DEVICE int out_width() const { return width + 2 * pad_w - 2; }
+};
+/// y (rows, outputs, height + 2 pad_h - 2, width + 2 pad_w - 2), with filters w (outputs, channels, 3, 3); transposed:
+/// w (channels, outputs, 3, 3) from the last tap to the first, which makes a gradient of images of that of results.
+void conv3x3(const ConvImage& image, const float* w, bool transposed, float* y, const Conv3x3& shape,
+             cudaStream_t stream);
+/// y and index of conv_pool_relu_forward, of images with an even height and width of the result.
+void conv3x3_pool_forward(const float* x, const float* w, const float* bias, float* y, std::uint8_t* index,
+                          const StepDraw* draw, float scale, const Conv3x3& shape, cudaStream_t stream);
+/// Partial sums that conv3x3_weights needs, in floats.
+std::int64_t conv3x3_partials(const Conv3x3& shape, bool pooled);
+/// dw (outputs, channels, 3, 3) of images x and the gradient of y.
+void conv3x3_weights(const float* x, const ConvImage& dy, float* partials, float* dw, const Conv3x3& shape,
+                     cudaStream_t stream);
+
 // --- linear.cu: x (rows, in), w (out, in), y (rows, out) ---
 
 /// Up to kMostOutputs outputs; `rounds`: the products' operands to bfloat16.

@@ -32,9 +32,11 @@ __global__ void __launch_bounds__(kRowThreads)
   if (row < g.rows)
     for (int i = lane; i < g.in; i += kWarp) {
       const float value = operand<kRounds>(x[row * g.in + i]);
+      float weight[kMost];  // without conditions, so that no load waits for another
       DUET_UNROLL
-      for (int o = 0; o < kMost; ++o)
-        if (o < g.out) sum[o] = fmaf(value, operand<kRounds>(w[o * g.in + i]), sum[o]);
+      for (int o = 0; o < kMost; ++o) weight[o] = w[(o < g.out ? o : 0) * g.in + i];
+      DUET_UNROLL
+      for (int o = 0; o < kMost; ++o) sum[o] = fmaf(value, operand<kRounds>(weight[o]), sum[o]);
     }
   DUET_UNROLL
   for (int o = 0; o < kMost; ++o) part[warp][o][lane] = sum[o];

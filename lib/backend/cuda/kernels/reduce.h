@@ -15,8 +15,10 @@
 /// Unrolls a loop of a fixed length that indexes an array in registers.
 #if defined(__CUDACC__)
 #define DUET_UNROLL _Pragma("unroll")
+#define DUET_NO_UNROLL _Pragma("unroll 1")
 #else
 #define DUET_UNROLL
+#define DUET_NO_UNROLL
 #endif
 
 namespace duet::cuda::kernels {

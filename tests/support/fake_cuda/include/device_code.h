@@ -45,12 +45,16 @@ unsigned lane();
 
 inline void __syncthreads() { duet_sim::block_barrier(); }
 template <class T>
-T __shfl_xor_sync(unsigned mask, T value, int lane_mask) {
+T __shfl_sync(unsigned mask, T value, unsigned lane) {
   static_assert(sizeof(T) <= 8);
   std::uint64_t bits = 0;
   std::memcpy(&bits, &value, sizeof value);
-  bits = duet_sim::shuffle(mask, bits, duet_sim::lane() ^ static_cast<unsigned>(lane_mask));
+  bits = duet_sim::shuffle(mask, bits, lane);
   std::memcpy(&value, &bits, sizeof value);
   return value;
+}
+template <class T>
+T __shfl_xor_sync(unsigned mask, T value, int lane_mask) {
+  return __shfl_sync(mask, value, duet_sim::lane() ^ static_cast<unsigned>(lane_mask));
 }
 inline void __threadfence_system() { std::atomic_thread_fence(std::memory_order_seq_cst); }
