@@ -152,14 +152,14 @@ TEST_CASE("ptx: convolutions with 3x3 filters") {
     for (const kernels::Conv3x3& g :
          {kernels::Conv3x3{1, 1, 1, 3, 3, 0, 0, rounds}, kernels::Conv3x3{2, 9, 33, 5, 7, 1, 1, rounds},
           kernels::Conv3x3{5, 3, 4, 4, 4, 2, 0, rounds}, kernels::Conv3x3{1, 17, 40, 20, 31, 1, 2, rounds},
-          kernels::Conv3x3{9, 8, 32, 2, 2, 1, 1, rounds}}) {
+          kernels::Conv3x3{9, 8, 32, 2, 2, 1, 1, rounds}, kernels::Conv3x3{2, 41, 5, 6, 9, 1, 0, rounds}}) {
       for (const bool odd : {false, true}) forward_case(g, odd);
       backward_case(g, false);
     }
     for (const kernels::Conv3x3& g :
          {kernels::Conv3x3{1, 1, 1, 2, 2, 1, 1, rounds}, kernels::Conv3x3{3, 20, 35, 14, 14, 1, 1, rounds},
           kernels::Conv3x3{7, 5, 9, 6, 4, 1, 1, rounds}, kernels::Conv3x3{1, 10, 3, 24, 34, 1, 1, rounds},
-          kernels::Conv3x3{2, 8, 32, 28, 28, 2, 0, rounds}}) {
+          kernels::Conv3x3{2, 8, 32, 28, 28, 2, 0, rounds}, kernels::Conv3x3{2, 37, 70, 8, 6, 1, 1, rounds}}) {
       for (const bool drops : {false, true}) pool_case(g, drops);
       backward_case(g, true);
     }
