@@ -142,6 +142,9 @@ void require_one_batch(const Json& json) {
 Json parsed_results(const std::string& text) {
   Json json = parsed_json(text);
   require<DataError>(!json.is_discarded(), "not JSON, expected the results.json of duet compare");
+  require<DataError>(!json.is_object() || !json.contains("kills"),
+                     "results of duet bench faults, which the index.html beside them shows; expected those of duet "
+                     "compare");
   return json;
 }
 

@@ -206,12 +206,14 @@ Lines more_devices_block(const Results& results, std::size_t columns) {
   return shown > 0 ? wrapped(text + ".", columns, kIndent) : Lines();
 }
 
-/// What single's own code under other names reads: how far a speed-up may be off.
+/// What single's own code under other names reads: how far a speed-up may be off. Steps of a mode without graphs are
+/// other code than a replayed one of single.
 std::string noise_note(const Results& results) {
+  const Run* const base = base_of(results);
   std::vector<double> speedups;
   for (const Run& run : results.runs)
-    if (run.ok && run.devices == 1 && &run != base_of(results) && run.mode != "single" && !run.is_torch() &&
-        run.speedup)
+    if (run.ok && run.devices == 1 && &run != base && run.mode != "single" && !run.is_torch() && run.speedup &&
+        (base == nullptr || run.graph == base->graph))
       speedups.push_back(*run.speedup);
   if (speedups.empty()) return "";
   const auto [low, high] = std::minmax_element(speedups.begin(), speedups.end());

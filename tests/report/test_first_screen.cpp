@@ -122,6 +122,13 @@ TEST_CASE("a screen without rounds concludes nothing") {
                        !duet_test::ContainsSubstring("Why not"));
 }
 
+TEST_CASE("plain steps are no noise of replayed ones") {
+  Results results = full();
+  CHECK_THAT(first_screen(results, {}), duet_test::ContainsSubstring("Noise: "));
+  for (Run& run : results.runs) run.graph = run.mode == "single";
+  CHECK_THAT(first_screen(results, {}), !duet_test::ContainsSubstring("Noise: "));
+}
+
 TEST_CASE("a screen says that devices had no cores of their own, and which losses are not finite") {
   Results results = duet_test::made_up();
   results.machine.cores = 1;
