@@ -100,10 +100,10 @@ TEST_CASE("simulated: convolutions are timed once per shape and process, and not
   Backend& cuda = backend(DeviceKind::cuda);
   cuda.set_precision(Precision::tf32);  // by which an algorithm has two kinds of arithmetic
   const auto convolutions = [&](Device device, std::int64_t height) {
-    const Tensor x = zeros({1, 2, height, 5}, DType::f32, device), w = zeros({3, 2, 3, 3}, DType::f32, device);
-    const Tensor y = empty({1, 3, height - 2, 3}, DType::f32, device);
+    const Tensor x = zeros({1, 2, height, 5}, DType::f32, device), w = zeros({3, 2, 2, 2}, DType::f32, device);
+    const Tensor y = empty({1, 3, height - 1, 4}, DType::f32, device);
     duet_sim::take_calls();
-    cuda.conv2d_forward(x, w, {}, y, {3, 3, 1, 1, 0, 0});
+    cuda.conv2d_forward(x, w, {}, y, {2, 2, 1, 1, 0, 0});
     cuda.synchronize(device);
     return duet_sim::take_calls()["cudnnConvolutionForward"];
   };
