@@ -108,21 +108,20 @@ struct Warp {
   /// sums (g, 2 t), (g, 2 t + 1) and those of row g + 8. Tensor cores leave out the lower 13 bits of a and b, and add
   /// the exact products up in an order of their own.
   void multiply(const Thread& leader, const Instruction& i) {
+    bool here[kWarp] = {};
     for (unsigned lane = 0; lane < kWarp; ++lane) {
       const unsigned n = first + lane;
-      if (n >= end || threads[n].state != State::shuffle || threads[n].next != leader.next) {
-        grid.found("divergent product", leader, i, "lane " + std::to_string(lane) + " is not there");
-        grid.given_up = true;
-      }
+      here[lane] = n < end && threads[n].state == State::shuffle && threads[n].next == leader.next;
+      if (!here[lane]) grid.found("divergent product", leader, i, "lane " + std::to_string(lane) + " is not there");
     }
-    if (grid.given_up) return;
     const auto operand = [&](unsigned lane, unsigned which) {
+      if (!here[lane]) return 0.0;
       const std::uint32_t bits = get<std::uint32_t>(threads[first + lane], i.from[which]) & ~0x1fffu;
       return static_cast<double>(std::bit_cast<float>(bits));
     };
     std::array<std::array<float, 4>, kWarp> sums{};
     for (unsigned lane = 0; lane < kWarp; ++lane)
-      for (unsigned which = 0; which < 4; ++which) {
+      for (unsigned which = 0; which < 4 && here[lane]; ++which) {
         const unsigned row = lane / 4 * 4, column = (lane % 4 * 2 + which % 2) * 4;
         double sum = get<float>(threads[first + lane], i.from[6 + which]);
         for (unsigned k = 0; k < 8; ++k)
@@ -130,6 +129,7 @@ struct Warp {
         sums[lane][which] = static_cast<float>(sum);
       }
     for (unsigned lane = 0; lane < kWarp; ++lane) {
+      if (!here[lane]) continue;
       Thread& t = threads[first + lane];
       for (unsigned which = 0; which < 4; ++which) set(t, i.to[which], sums[lane][which]);
       ++t.next;
@@ -147,7 +147,7 @@ struct Warp {
     const Instruction& i = grid.code[leader->next];
     if (i.flow == Flow::product) {
       multiply(*leader, i);
-      return !grid.given_up;
+      return true;
     }
     bool here[kWarp] = {};
     std::uint32_t values[kWarp] = {};
