@@ -32,26 +32,24 @@ __device__ inline float to_tf32(float value) {
 /// a(g, t + 4), a(g + 8, t + 4); b(t, g), b(t + 4, g); and of the sum (g, 2 t), (g, 2 t + 1) and those of row g + 8.
 /// PTX ISA, mma.m16n8k8.
 __device__ inline void multiply_add(float (&sum)[4], const float (&a)[4], const float (&b)[2]) {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+#if defined(__CUDACC__)
   asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
       "{%0, %1, %2, %3};"
       : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
       : "r"(bits_of(a[0])), "r"(bits_of(a[1])), "r"(bits_of(a[2])), "r"(bits_of(a[3])), "r"(bits_of(b[0])),
         "r"(bits_of(b[1])));
-#else
-  const unsigned lane = threadIdx.x % kWarp, row = lane / 4 * 4, column = lane % 4 * 8;
-  const auto of_lane = [](float value, unsigned from) {
-    return float_of(bits_of(__shfl_sync(kAllLanes, value, from)) & ~0x1fffu);
-  };
-  for (unsigned k = 0; k < 8; ++k) {
-    const unsigned half = k / 4 * 2, at = k % 4;
-    const float upper = of_lane(a[half], row + at), lower = of_lane(a[half + 1], row + at),
-                left = of_lane(b[k / 4], column + at), right = of_lane(b[k / 4], column + 4 + at);
-    sum[0] += upper * left;
-    sum[1] += upper * right;
-    sum[2] += lower * left;
-    sum[3] += lower * right;
-  }
+#else  // on simulated devices
+  constexpr unsigned kMostThreads = 1024;
+  __shared__ float operands[kMostThreads][6];
+  float* const own = operands[threadIdx.x];
+  for (int k = 0; k < 6; ++k) own[k] = float_of(bits_of(k < 4 ? a[k] : b[k - 4]) & ~0x1fffu);
+  __syncwarp();
+  const unsigned lane = threadIdx.x % kWarp, first = threadIdx.x - lane, row = first + lane / 4 * 4,
+                 column = first + lane % 4 * 8;
+  for (unsigned k = 0; k < 8; ++k)
+    for (unsigned part = 0; part < 4; ++part)
+      sum[part] += operands[row + k % 4][k / 4 * 2 + part / 2] * operands[column + part % 2 * 4 + k % 4][4 + k / 4];
+  __syncwarp();
 #endif
 }
 

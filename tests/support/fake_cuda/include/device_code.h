@@ -44,17 +44,14 @@ unsigned lane();
 }  // namespace duet_sim
 
 inline void __syncthreads() { duet_sim::block_barrier(); }
+inline void __syncwarp() { duet_sim::shuffle(0xFFFFFFFFu, 0, duet_sim::lane()); }
 template <class T>
-T __shfl_sync(unsigned mask, T value, unsigned lane) {
+T __shfl_xor_sync(unsigned mask, T value, int lane_mask) {
   static_assert(sizeof(T) <= 8);
   std::uint64_t bits = 0;
   std::memcpy(&bits, &value, sizeof value);
-  bits = duet_sim::shuffle(mask, bits, lane);
+  bits = duet_sim::shuffle(mask, bits, duet_sim::lane() ^ static_cast<unsigned>(lane_mask));
   std::memcpy(&value, &bits, sizeof value);
   return value;
-}
-template <class T>
-T __shfl_xor_sync(unsigned mask, T value, int lane_mask) {
-  return __shfl_sync(mask, value, duet_sim::lane() ^ static_cast<unsigned>(lane_mask));
 }
 inline void __threadfence_system() { std::atomic_thread_fence(std::memory_order_seq_cst); }
