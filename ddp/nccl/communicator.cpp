@@ -7,6 +7,7 @@
 
 #include "ddp/nccl/check.h"
 #include "lib/backend/backend.h"
+#include "lib/base/fault_point.h"
 #include "lib/base/threads.h"
 #include "lib/base/trace.h"
 
@@ -222,6 +223,8 @@ std::shared_ptr<Operation> Communicator::run(const std::string& what, bool colle
     throw CommError(abort(lock, operation->name, error));
   }
   operation->enqueued = true;
+  lock.unlock();
+  fault_point("collective");
   return operation;
 }
 
