@@ -21,7 +21,7 @@ constexpr Milliseconds kWatchEvery{5};
 constexpr Milliseconds kSlow{100};  // an operation for which the others' progress is read
 constexpr Milliseconds kCompareEvery{50};
 constexpr Milliseconds kCompareElasticEvery{10'000};  // of an elastic job, whose store keeps all that was ever set
-constexpr Milliseconds kLeaveNccl{1000};  // for a caller, before its communicator is aborted all the same
+constexpr Milliseconds kLeaveNccl{1000};              // for a caller, before its communicator is aborted all the same
 
 cudaEvent_t make_event(unsigned flags) {
   cudaEvent_t event = nullptr;
