@@ -7,6 +7,7 @@
 
 #include "ddp/group/call_header.h"
 #include "lib/error.h"
+#include "lib/tensor.h"
 
 namespace duet::ddp {
 
@@ -37,7 +38,10 @@ void CallResults::keep(const Call& call) {
   if (bytes_ > kMostBytes || is_message) bytes_ = kMostBytes + 1;  // what is behind it cannot be reached
   if (bytes_ > kMostBytes) return;
   std::string text = header_of_result(call);
-  if (result.count > 0) text.append(static_cast<const char*>(result.data), result.bytes());
+  if (result.count > 0) {
+    const Tensor on_host = tensor_of(result).to(Device{});
+    text.append(static_cast<const char*>(on_host.raw()), result.bytes());
+  }
   store_->set(key(), text);
   ++calls_;
 }
@@ -55,7 +59,11 @@ void CallResults::repeat(const Call& call, FunctionRef<bool()> are_all_kept) {
   const Buffer& result = result_of(call);
   require<CommError>(text.size() - end == result.bytes(), "the store of the elastic job holds ", text.size() - end,
                      " bytes as the result of ", header.substr(0, header.size() - 1), ", expected ", result.bytes());
-  if (result.count > 0) std::memcpy(result.data, text.data() + end, result.bytes());
+  if (result.count > 0) {
+    const Tensor on_host = empty({result.count}, result.dtype);
+    std::memcpy(on_host.raw(), text.data() + end, result.bytes());
+    copy(on_host, tensor_of(result));
+  }
   ++calls_;
 }
 

@@ -196,8 +196,8 @@ class ModuleHooks final : public GradientSynchroniser, private Recoverable {
     sums_aside_.clear();
   }
   void stream(StateStream& state) override {
-    state.bytes(std::as_writable_bytes(store_.written_values_of(range_.first_slot, range_.slots).span<float>()));
-    if (range_.buffers > 0) state.bytes(std::as_writable_bytes(buffers().span<std::uint8_t>()));
+    state.tensor(store_.written_values_of(range_.first_slot, range_.slots));
+    if (range_.buffers > 0) state.tensor(buffers());
     nn::Context& context = module_.context();
     state.value(context.seed);
     state.value(context.step);
@@ -454,7 +454,6 @@ DistributedDataParallel::DistributedDataParallel(nn::Module& module, ProcessGrou
                       "gradient.");
   require<UsageError>(options.compare_parameters_every >= 0, "compare_parameters_every is ",
                       options.compare_parameters_every, ", expected 0 or more");
-  if (store.device().kind != DeviceKind::cpu) require_not_elastic("a model on a GPU");
   if (!options.broadcast_buffers && range.buffers > 0) require_not_elastic("buffers without broadcast_buffers");
   const auto whole_statistics = [](const nn::Module& one) {
     return dynamic_cast<const nn::BatchNorm2d*>(&one) == nullptr || dynamic_cast<const nn::SyncBatchNorm*>(&one);

@@ -67,12 +67,13 @@ std::vector<int> hosts_of(Store& store, int rank, int size, const ElasticOptions
 }  // namespace
 
 ElasticGroup::ElasticGroup(std::unique_ptr<JobMemory> memory, int rank, int process, std::shared_ptr<Store> store,
-                           std::string backend, ConnectGeneration connect)
+                           std::string backend, Device device, ConnectGeneration connect)
     : ProcessGroup(rank, memory->ranks()),
       memory_(std::move(memory)),
       member_(*memory_, process),
       results_(std::move(store), rank),
       backend_(std::move(backend)),
+      device_(device),
       connect_(std::move(connect)),
       joins_(memory_->committed(process) == JobMemory::kNoState) {
   if (!joins_) this->connect();
@@ -184,6 +185,7 @@ std::unique_ptr<ProcessGroup> ElasticGroup::connect_subset(const Subset&) const 
 
 void ElasticGroup::recover() {
   const TraceSpan span("recovery", {DeviceKind::cpu, rank()});
+  leave_generation();  // first, as what it has started on a device may still write there
   if (Recovery::instance().in_step()) Recovery::instance().restore();
   while (!recover_once()) {
   }
@@ -250,12 +252,14 @@ std::unique_ptr<ProcessGroup> make_elastic_group(const ElasticOptions& options) 
                     .group = {.timeout = options.timeout},
                     .address = options.address,
                     .hosts = hosts,
+                    .device = options.device,
+                    .interface = options.interface,
                     .check = check},
                    own, rank, size);
   };
   fault_point("init");
   auto group = std::make_unique<ElasticGroup>(std::move(memory), options.rank, process, store, options.backend,
-                                              connect_generation);
+                                              options.device, connect_generation);
   group->set_store(std::make_shared<PrefixStore>(store, "user/"));
   return group;
 }

@@ -11,6 +11,7 @@
 #include "ddp/call_results.h"
 #include "ddp/group/process_group.h"
 #include "ddp/launch/job_memory.h"
+#include "lib/device.h"
 
 namespace duet::ddp {
 
@@ -26,9 +27,9 @@ using ConnectGeneration = std::function<std::unique_ptr<ProcessGroup>(std::uint3
 class ElasticGroup final : public ProcessGroup {
  public:
   /// Connects the ranks, or in a process that replaces a lost one does so when its training begins. `process`: the
-  /// number of this one in the memory.
+  /// number of this one in the memory. `device`: where the buffers of its collectives lie.
   ElasticGroup(std::unique_ptr<JobMemory> memory, int rank, int process, std::shared_ptr<Store> store,
-               std::string backend, ConnectGeneration connect);
+               std::string backend, Device device, ConnectGeneration connect);
   /// Waits until all ranks have ended their training, and helps to replace those that are lost before.
   ~ElasticGroup() override;
 
@@ -36,6 +37,8 @@ class ElasticGroup final : public ProcessGroup {
   std::shared_ptr<Storage> shared_storage(std::size_t bytes) override;
 
  protected:
+  bool takes(DeviceKind kind) const override { return kind == device_.kind; }
+  Device staging_device() const override { return device_; }
   Work start(const Call& call) override;
   std::unique_ptr<ProcessGroup> connect_subset(const Subset& subset) const override;
 
@@ -54,6 +57,7 @@ class ElasticGroup final : public ProcessGroup {
   JobMember member_;
   CallResults results_;  // of calls before the first step
   const std::string backend_;
+  const Device device_;
   const ConnectGeneration connect_;
   bool joins_;  // this process has no state yet
   std::uint32_t generation_ = 0;
@@ -63,10 +67,12 @@ class ElasticGroup final : public ProcessGroup {
 
 struct ElasticOptions {
   int rank = 0, ranks = 0;
-  std::string backend = "shm";        // or "tcp"
+  std::string backend = "shm";        // or "tcp", "nccl"
   std::shared_ptr<Store> store{};     // null: a file of the launcher's, for ranks on one host
   std::string address = "127.0.0.1";  // of this rank, where the others reach it
   int host = -1;                      // the number of this one, of several; -1: there is one
+  Device device{};                    // nccl: this process's, a GPU of its own
+  std::string interface {};           // nccl: of its sockets
   Milliseconds timeout = kGroupTimeout, join_timeout = kStoreTimeout;
 };
 /// The group of this process's elastic job, as its launcher says in the environment.

@@ -352,8 +352,9 @@ InitOptions complete(InitOptions options) {
 bool is_elastic(const InitOptions& options, const Rendezvous& meeting) {
   if (!environment_variable(kElasticVariable)) return false;
   require<UsageError>(meeting.scheme == "env" && options.subgroup.empty() &&
-                          (options.backend == "auto" || options.backend == "shm" || options.backend == "tcp"),
-                      "an elastic job has one process group: init_method env://, backend auto, shm or tcp; got ",
+                          (options.backend == "auto" || options.backend == "shm" || options.backend == "tcp" ||
+                           options.backend == "nccl"),
+                      "an elastic job has one process group: init_method env://, backend auto, shm, tcp or nccl; got ",
                       options.init_method, ", ", options.backend);
   return true;
 }
@@ -362,12 +363,18 @@ bool is_elastic(const InitOptions& options, const Rendezvous& meeting) {
 std::unique_ptr<ProcessGroup> meet_elastic(const InitOptions& options, const Rendezvous& meeting) {
   ElasticOptions elastic{.rank = meeting.rank,
                          .ranks = meeting.world_size,
-                         .backend = options.backend == "tcp" ? "tcp" : "shm",
+                         .backend = options.backend == "auto" ? "shm" : options.backend,
                          .timeout = options.timeout,
                          .join_timeout = options.join_timeout};
+  if (options.backend == "nccl") {
+    const std::string process = needed_variable(kElasticProcessVariable);  // a spare one has a GPU of its own, too
+    elastic.device = options.device.value_or(Device{DeviceKind::cuda, number_of(process, kElasticProcessVariable)});
+    elastic.interface = environment_variable(kInterfaceVariable).value_or(loopback_interface());
+  }
   const std::string store = environment_variable(kElasticStoreVariable).value_or("");
   if (store.starts_with("/")) return make_elastic_group(elastic);
-  require<UsageError>(options.backend != "shm", "backend shm: the elastic job is on several hosts");
+  require<UsageError>(options.backend != "shm" && options.backend != "nccl", "backend ", options.backend,
+                      ": the elastic job is on several hosts, expected tcp");
   std::optional<MeetingFolder> folder;
   elastic.backend = "tcp";
   elastic.host = number_of(needed_variable("GROUP_RANK"), "environment variable GROUP_RANK");

@@ -150,9 +150,9 @@ Endpoint endpoint_of(const LaunchOptions& options) {
 void add_elastic(CLI::App& app, ddp::LaunchOptions& job, std::string (*names)(const std::string&)) {
   app.add_flag(
       "--elastic", job.elastic,
-      "replace a rank that is lost and do the step in flight again: the job ends with the same bits (ddp; "
-      "programs that train with duet's loaders, optimizers and DistributedDataParallel, or with LibTorch's in a "
-      "loop with redo())");
+      "replace a rank that is lost and do the step in flight again: the job ends with the same bits, over NCCL "
+      "to rounding (ddp; programs that train with duet's loaders, optimizers and DistributedDataParallel, or with "
+      "LibTorch's in a loop with redo())");
   app.add_option(names("--min-ranks"), job.min_ranks,
                  "the ranks of an elastic job that are left after a loss go on at once where they are so many or more; "
                  "a lost one joins them again between two steps; 0: they wait for it")

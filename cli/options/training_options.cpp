@@ -79,7 +79,7 @@ void network_options(const Visitor& option) {
          "cuda: the same convolution algorithms in every run; otherwise the fastest are found by timing them");
   option("--graph", &Training::graph, one_of({"auto", "on", "off"}),
          "cuda: steps recorded as CUDA graphs and replayed, on or off; auto: in modes single and dp, and where ranks "
-         "(ddp) are connected by nccl; one process then goes on with plain steps if a recording fails");
+         "(ddp) are connected by nccl and not elastic; one process then goes on with plain steps if a recording fails");
   option("--graph-steps", &Training::graph_steps, in_range(0, 1024),
          "cuda: steps that one graph holds, as far as they are alike and no loss is due between them; 0: up to 8, as "
          "many as fit between two readings of the loss");
@@ -348,6 +348,7 @@ std::string why_no_graph(const TrainOptions& options, std::string carrier, std::
   if (is_network_file(options.model)) return "what a network from a file does on the host is not known";
   if (nn::find_network(options.model).channels != 1) return "colour images come from the host in every step";
   if (options.graph == "off") return "--graph off";
+  if (options.job.elastic) return "an elastic job knows only behind backward whether a step is to be done again";
   if (options.mode == Mode::averaging) return "in mode averaging ranks add gradients up, outside of graphs";
   if (options.sum == "nccl") return "--sum nccl adds gradients up outside of graphs";
   for (const Device from : devices)
@@ -366,15 +367,15 @@ std::string why_no_graph(const TrainOptions& options, std::string carrier, std::
 
 /// Throws UsageError for what the ranks of an elastic job could not do again.
 void check_elastic(const TrainOptions& options) {
-  const bool is_elastic = options.backend == "auto" || options.backend == "shm" || options.backend == "tcp";
-  const char* const other = options.mode != Mode::ddp           ? "--mode ddp"
-                            : options.device != DeviceKind::cpu ? "--device cpu"
-                            : options.workers != "process"      ? "--workers process"
-                            : !is_elastic                       ? "--backend auto, shm or tcp"
-                            : options.compat != Compat::duet    ? "--compat duet"
-                            : options.compare_every != 0        ? "--compare-every 0"
-                            : !options.bursts.empty()           ? "a training of its own"
-                                                                : nullptr;
+  const bool is_elastic =
+      options.backend == "auto" || options.backend == "shm" || options.backend == "tcp" || options.backend == "nccl";
+  const char* const other = options.mode != Mode::ddp        ? "--mode ddp"
+                            : options.workers != "process"   ? "--workers process"
+                            : !is_elastic                    ? "--backend auto, shm, tcp or nccl"
+                            : options.compat != Compat::duet ? "--compat duet"
+                            : options.compare_every != 0     ? "--compare-every 0"
+                            : !options.bursts.empty()        ? "a training of its own"
+                                                             : nullptr;
   require<UsageError>(other == nullptr, "--elastic needs ", other == nullptr ? "" : other);
 }
 

@@ -236,7 +236,7 @@ void read_blocked(Setup& setup, const data::Dataset& set, const TrainOptions& op
                                      .blocks = options.blocks != 0 ? options.blocks
                                                : cpu               ? blocks_for(options.devices)
                                                                    : kBlocks,
-                                     .whole_blocks = cpu};
+                                     .whole_blocks = cpu || Recovery::instance().places_change()};
   std::unique_ptr<samplers::BlockedBatches> batches;
   if (options.mode == Mode::copies)
     batches = std::make_unique<OwnBatches>(std::move(order), cut);
@@ -430,8 +430,11 @@ Setup make_setup(const TrainOptions& options, const Images& images, ddp::Process
   if (options.mode == Mode::dp) wrap_dp(setup, options);
   if (options.mode == Mode::ddp) wrap_ddp(setup, options, group);
   if (Recovery::instance().on())
-    setup.share_losses = [&group, batches = setup.batches](std::vector<float>& sums, std::int64_t rows) {
-      const int blocks = batches->blocks();
+    setup.share_losses = [&group, batches = setup.batches](std::vector<float>& sums, const Variable& loss,
+                                                           std::int64_t rows) {
+      const bool cpu = loss.device().kind == DeviceKind::cpu;
+      if (!cpu && rows > 0) sums = {loss.item() * static_cast<float>(rows)};
+      const int blocks = cpu ? batches->blocks() : 1;
       require<UsageError>(rows == 0 || std::ssize(sums) == blocks, "an elastic job needs the sums of ", blocks,
                           " blocks of the loss, got ", sums.size());
       sums.resize(static_cast<std::size_t>(blocks), 0);  // those of a rank without rows

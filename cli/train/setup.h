@@ -82,8 +82,9 @@ struct Setup {
   std::unique_ptr<StepGraph> graph;  // where steps are replayed; the loader is then deferred
   std::int64_t graph_steps = 1;      // that one launch replays
   std::function<void()> average;     // mode averaging: averages gradients over ranks
-  // In an elastic job: begins to add the sums of the blocks of this rank's rows up to those of the global batch.
-  std::function<ddp::Work(std::vector<float>& sums, std::int64_t rows)> share_losses;
+  // In an elastic job: begins to add the sums of the blocks of this rank's rows up to those of the global batch. Of a
+  // GPU it takes the loss as one sum, for which the host waits.
+  std::function<ddp::Work(std::vector<float>& sums, const Variable& loss, std::int64_t rows)> share_losses;
   std::function<void()> require_same_replicas;                               // dp
   std::function<void()> before_backward;                                     // where a fault log wants to know of it
   Variable (*loss)(const Variable& output, const Tensor& labels) = nullptr;  // that the network trains with

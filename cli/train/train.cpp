@@ -26,17 +26,20 @@
 #include "ddp/group/compare_ranks.h"
 #include "ddp/group/process_group.h"
 #include "ddp/init.h"
+#include "ddp/launch/job_memory.h"
 #include "ddp/launch/job_processes.h"
 #include "ddp/launch/launch.h"
 #include "ddp/launch/rank_output.h"
 #include "ddp/rank_threads.h"
 #include "ddp/store/network.h"
 #include "lib/backend/backend.h"
+#include "lib/base/environment.h"
 #include "lib/base/recovery.h"
 #include "lib/base/text.h"
 #include "lib/base/threads.h"
 #include "lib/base/trace.h"
 #include "lib/error.h"
+#include "lib/parse_number.h"
 
 namespace duet::cli {
 namespace {
@@ -44,12 +47,27 @@ namespace {
 constexpr std::chrono::seconds kInterruptGrace{30};  // torchrun's
 constexpr std::size_t kTraceEvents = 1 << 20;        // about 80,000 steps of one device, for --trace and --result
 
+/// This process among those on its host that have devices of their own: spare ones of an elastic job do, too, as they
+/// may take the part of any rank.
+Recovery::Place place_among_processes() {
+  const ddp::RankInfo place = ddp::rank_info();
+  const auto memory = environment_variable(kElasticVariable);
+  const int processes = memory ? ddp::JobMemory(*memory).processes() : place.world_size;
+  if (processes == place.world_size) return {place.local_rank, place.local_world_size};
+  const auto own = parse_number<int>(environment_variable(kElasticProcessVariable).value_or(""));
+  return {own.value_or(place.rank), processes};
+}
+
+Device device_of_process(DeviceKind kind) {
+  const Recovery::Place place = place_among_processes();
+  return device_of_rank(kind, place.rank, place.ranks);
+}
+
 /// The devices that this process drives. Ranks share GPUs that are too few for them.
 std::vector<Device> devices_of(const TrainOptions& options, const ddp::ProcessGroup& group) {
   if (options.mode == Mode::dp) return devices_for(options.device, options.devices);
   if (group.size() == 1) return devices_for(options.device, 1);
-  const ddp::RankInfo place = ddp::rank_info();
-  return {device_of_rank(options.device, place.local_rank, place.local_world_size)};
+  return {device_of_process(options.device)};
 }
 
 /// Whether a person wants to read what is trained on what.
@@ -82,12 +100,17 @@ ddp::Milliseconds timeout_of(const TrainOptions& options) {
 }
 
 ddp::InitOptions group_options(const TrainOptions& options) {
-  const ddp::RankInfo place = ddp::rank_info();
-  ddp::InitOptions group{.backend = backend_for(options.device, place.local_world_size, options.backend),
+  const int processes = place_among_processes().ranks;
+  ddp::InitOptions group{.backend = backend_for(options.device, processes, options.backend),
                          .timeout = timeout_of(options),
                          .verbose = options.verbose};
   group.on_remark = [](const std::string& text) { std::fprintf(stderr, "duet: %s\n", text.c_str()); };
-  if (group.backend == "nccl") group.device = device_of_rank(options.device, place.local_rank, place.local_world_size);
+  if (group.backend != "nccl") return group;
+  const int gpus = physical_devices(options.device, processes);
+  require<UsageError>(gpus == processes || processes == ddp::rank_info().local_world_size,
+                      "--spares with --backend nccl: a spare process has a GPU of its own, but ", processes,
+                      " processes have ", gpus, " GPUs; expected fewer --spares, or --backend shm");
+  group.device = device_of_process(options.device);
   return group;
 }
 

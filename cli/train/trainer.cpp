@@ -425,9 +425,10 @@ class Trainer : private Recoverable {
   void fill_devices() {
     if (options_.device == DeviceKind::cpu) return;
     std::vector<double> memory, moved;
+    moved_.resize(setup_.devices.size(), 0);  // a process that replaces a lost rank behind the last epoch has no steps
     for (std::size_t i = 0; i < setup_.devices.size(); ++i) {
       memory.push_back(static_cast<double>(backend(options_.device).use(setup_.devices[i]).peak) / 1e6);
-      moved.push_back(steps_ > 0 ? moved_.at(i) / steps_ : 0);
+      moved.push_back(steps_ > 0 ? moved_[i] / steps_ : 0);
     }
     run_.device_memory_mb = of_all_ranks(memory);
     run_.moved_bytes_per_step = of_all_ranks(moved);

@@ -59,7 +59,7 @@ Variable step(Setup& setup, const data::Batch& batch, StepClock& clock) {
   if (setup.before_backward) setup.before_backward();
   clock.note_blocks(ops::block_sums(loss));
   ddp::Work losses;
-  if (setup.share_losses) losses = setup.share_losses(clock.noted_blocks(), images.size(0));
+  if (setup.share_losses) losses = setup.share_losses(clock.noted_blocks(), loss, images.size(0));
   loss.backward();
   losses.wait();
   clock.lap(&StepParts::backward);

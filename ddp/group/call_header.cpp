@@ -120,8 +120,8 @@ void CallLog::add(const Call& call) {
   ++count_;
 }
 
-std::string CallLog::text() {
-  const std::uint64_t begin = std::max(sent_before_, count_ - std::min(count_, kKept));
+std::string CallLog::text(bool with_headers) {
+  const std::uint64_t begin = with_headers ? std::max(sent_before_, count_ - std::min(count_, kKept)) : count_;
   const std::uint64_t numbers[] = {begin, count_, count_ == 0 ? 0 : entry(count_ - 1).chain};
   std::string text(reinterpret_cast<const char*>(numbers), sizeof numbers);
   for (std::uint64_t i = begin; i < count_; ++i)

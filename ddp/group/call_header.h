@@ -78,8 +78,9 @@ class CallLog {
   void add(const Call& call);
   /// Whether something was added since the last text().
   bool fresh() const { return sent_ != count_; }
-  /// What is sent to the other ranks: the headers since the text before the last one.
-  std::string text();
+  /// What is sent to the other ranks: the headers since the text before the last one, or only their number and hash,
+  /// by which a difference is found, but not which call it is.
+  std::string text(bool with_headers = true);
   /// `texts`: the others' text() by rank, empty where unknown; `own` is this rank. Says what the ranks disagree about,
   /// as far as all have come; empty where nothing is wrong.
   std::string difference(const std::vector<std::string>& texts, int own) const;

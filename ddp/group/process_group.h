@@ -311,8 +311,9 @@ class ProcessGroup {
   virtual Device staging_device() const { return {}; }
   /// Starts a call as start() does, for a host that reads the result as soon as wait() has returned.
   virtual Work start_for_host(const Call& call) { return start(call); }
-  /// Starts a call of this group in another one, which carries it out for this one.
-  static Work start_in(ProcessGroup& group, const Call& call) { return group.start(call); }
+  /// Starts a call of this group in another one, which carries it out for this one; wait() returns when it has ended,
+  /// also where it runs on a device.
+  static Work start_in(ProcessGroup& group, const Call& call) { return group.start_for_host(call); }
   /// Starts a call whose arguments have been checked as far as they depend on the operation.
   Work checked(const Call& call);
   /// For the destructor: whether an exception unwinds the stack, or drop() was called. Records it first, before peers

@@ -7,6 +7,7 @@
 
 #include "ddp/nccl/check.h"
 #include "lib/backend/backend.h"
+#include "lib/base/fault_point.h"
 #include "lib/base/threads.h"
 #include "lib/base/trace.h"
 
@@ -19,7 +20,8 @@ constexpr Milliseconds kCheckPeersEvery{100};
 constexpr Milliseconds kWatchEvery{5};
 constexpr Milliseconds kSlow{100};  // an operation for which the others' progress is read
 constexpr Milliseconds kCompareEvery{50};
-constexpr Milliseconds kLeaveNccl{1000};  // for a caller, before its communicator is aborted all the same
+constexpr Milliseconds kCompareElasticEvery{10'000};  // of an elastic job, whose store keeps all that was ever set
+constexpr Milliseconds kLeaveNccl{1000};              // for a caller, before its communicator is aborted all the same
 
 cudaEvent_t make_event(unsigned flags) {
   cudaEvent_t event = nullptr;
@@ -157,6 +159,7 @@ void Communicator::connect() {
 
 void Communicator::check_connecting(Lock& lock, const Operation& connecting) {
   try {
+    if (options_.check) options_.check();
     check_peers(lock, connecting);
   } catch (const CommError& error) {
     throw CommError(concat(error.what(), "; NCCL cannot abort this, so the thread that connects is left running"));
@@ -220,6 +223,8 @@ std::shared_ptr<Operation> Communicator::run(const std::string& what, bool colle
     throw CommError(abort(lock, operation->name, error));
   }
   operation->enqueued = true;
+  lock.unlock();
+  fault_point("collective");
   return operation;
 }
 
@@ -488,6 +493,7 @@ void Communicator::check_progress(Lock& lock) {
   retire(lock);
   if (communicator_ != nullptr) compare_headers(lock);
   if (pending_.empty() || communicator_ == nullptr) return;
+  if (options_.check) options_.check();
   const auto oldest = pending_.front();
   ncclResult_t state = ncclSuccess;
   check(ncclCommGetAsyncError(communicator_, &state));
@@ -503,12 +509,14 @@ void Communicator::note_header(const Call& call) {
 // Note [Headers]: NCCL does not compare what ranks call: it hangs, or adds unrelated buffers. An exchange before
 // each call would cost more than the call. So the watchdog publishes this rank's last headers soon
 // after the calls, 20 times a second at most, and compares theirs. The rank that publishes last finds a difference, and
-// aborts. Results from before that moment may be wrong, but the job ends.
+// aborts. Results from before that moment may be wrong, but the job ends. An elastic job's store is memory and keeps
+// all that was ever set, so its ranks publish the hash of their headers only, and seldom.
 void Communicator::compare_headers(Lock& lock) {
   const Clock::time_point now = Clock::now();
   if (!headers_.fresh() || now < next_comparison_) return;
-  next_comparison_ = now + kCompareEvery;
-  const std::string own = headers_.text();
+  const bool elastic = options_.check != nullptr;
+  next_comparison_ = now + (elastic ? kCompareElasticEvery : kCompareEvery);
+  const std::string own = headers_.text(!elastic);
   lock.unlock();
   std::vector<std::string> all;
   try {

@@ -39,7 +39,8 @@ struct ConnectOptions {
   /// nccl: network interface of its sockets; empty: NCCL chooses. NCCL_SOCKET_IFNAME takes precedence, and so does the
   /// choice of this process's first group, as NCCL reads it only once.
   std::string interface {};
-  /// shm, tcp: called now and then while this rank waits for others; throws CommError where they will not come.
+  /// shm, tcp, nccl: called now and then while this rank waits for others; throws CommError where they will not come.
+  /// nccl: from any thread, also while collectives run.
   std::function<void()> check{};
 };
 

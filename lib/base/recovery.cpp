@@ -9,7 +9,9 @@
 #include "lib/base/environment.h"
 #include "lib/base/fault_point.h"
 #include "lib/base/lasting.h"
+#include "lib/device.h"
 #include "lib/error.h"
+#include "lib/tensor.h"
 
 namespace duet {
 
@@ -22,6 +24,12 @@ void StateStream::bytes(std::span<std::byte> own) {
                      " bytes too early: its training has other objects, or made them in another order");
   if (!own.empty()) std::memcpy(own.data(), rest_.data(), own.size());
   rest_ = rest_.subspan(own.size());
+}
+
+void StateStream::tensor(const Tensor& own) {
+  const Tensor on_host = own.to(Device{});
+  bytes({static_cast<std::byte*>(on_host.raw()), on_host.bytes()});
+  if (reads_ && own.device().kind != DeviceKind::cpu) copy(on_host, own);
 }
 
 void StateStream::require_left(std::uint64_t count, std::size_t size) const {

@@ -12,6 +12,7 @@
 
 #include "lib/base/function_ref.h"
 #include "lib/base/lasting.h"
+#include "lib/tensor.h"
 
 namespace duet {
 
@@ -25,6 +26,8 @@ class StateStream {
 
   /// Writes the bytes, or reads as many. Throws CommError where fewer are left.
   void bytes(std::span<std::byte> own);
+  /// The elements of a contiguous tensor on any device.
+  void tensor(const Tensor& own);
   template <class T>
   requires std::is_trivially_copyable_v<T>
   void value(T& own) { bytes(std::as_writable_bytes(std::span(&own, 1))); }

@@ -353,7 +353,8 @@ void Module::append_text(std::string& text, int indent) const {
 namespace duet {
 
 elastic::State elastic::state(std::string name, nn::Module& module) {
-  module.parameters();  // numbers its slots and buffers
+  require<UsageError>(module.parameters().device().kind == DeviceKind::cpu, "the state '", name,
+                      "' is no module on CPU");  // it also numbers slots and buffers
   const nn::Module::Range range = module.range();
   std::vector<State> parts;
   if (range.slots > 0)

@@ -113,7 +113,7 @@ void Optimizer::step() {
 }
 
 void Optimizer::stream(StateStream& state) {
-  for (const Tensor& buffer : state_.buffers) state.bytes(std::as_writable_bytes(buffer.span<float>()));
+  for (const Tensor& buffer : state_.buffers) state.tensor(buffer);
   state.bytes(std::as_writable_bytes(std::span(steps_)));
   state.value(lr_);
   lr_at_begin_ = lr_;

@@ -1,6 +1,7 @@
 // A training of an elastic job, for the tests: prints a hash of parameters, buffers and the optimizer's state.
 //
-//   elastic_program cnn|plain|synchronised|accumulated|unstamped
+//   elastic_program cnn|plain|synchronised|accumulated|unstamped|undone
+//                              undone: two updates for each batch
 //   elastic_program own_batches|own_repeated       of a loop of its own; a new process goes through those that are done
 //   elastic_program crossing|leftover|two_steps|two_forwards|whole_batches|breaks|breaks_last|within|shared|
 //                   outside|no_step|two_loops
@@ -8,6 +9,8 @@
 //   elastic_program kills      step 5 kills rank 1, whichever process has its number
 //   elastic_program absent     a process that replaces a lost one does not join the others
 //   elastic_program fails      step 12 fails on rank 0 while the others wait for it
+//
+// With DEVICE=cuda on GPUs; VALUES names a file for the state itself.
 #include <signal.h>
 #include <unistd.h>
 
@@ -58,6 +61,12 @@ namespace {
 
 constexpr int kEpochs = 3;
 
+/// A GPU has the number of the process: also a spare one has its own.
+Device own_device() {
+  if (environment_variable("DEVICE") != "cuda") return {};
+  return {DeviceKind::cuda, std::stoi(environment_variable(kElasticProcessVariable).value_or("0"))};
+}
+
 std::unique_ptr<nn::Module> make_network(const std::string& name) {
   if (name != "plain" && name != "synchronised") return std::make_unique<nn::SimpleCNN>(1);
   auto model = std::make_unique<nn::ResNet>(
@@ -76,7 +85,7 @@ void evaluate(nn::Module& model, const data::Dataset& images, ddp::ProcessGroup&
                   std::make_unique<samplers::SequentialSampler>(images.size()),
                   samplers::BlockedOptions{.global_batch = 100, .world_size = group.size(), .rank = group.rank()}));
   std::int64_t rows = 0;
-  for (auto& [samples, labels] : loader) rows += model(samples).shape()[0];
+  for (auto& [samples, labels] : loader) rows += model(samples.to(model.parameters().device())).shape()[0];
   model.train();
   group.all_reduce(std::span(&rows, 1)).wait();
   require<UsageError>(rows == images.size(), "the ranks evaluate ", rows, " of ", images.size(), " images");
@@ -84,9 +93,17 @@ void evaluate(nn::Module& model, const data::Dataset& images, ddp::ProcessGroup&
 
 void print_hash(const NamedTensors& state, const optim::AdamW& opt, std::int64_t steps) {
   Sha256 hash;
-  for (const auto& [key, tensor] : state) hash.update({static_cast<const std::byte*>(tensor.raw()), tensor.bytes()});
-  for (const auto& [key, tensor] : opt.state())
-    hash.update({static_cast<const std::byte*>(tensor.raw()), tensor.bytes()});
+  std::ofstream values(environment_variable("VALUES").value_or(""), std::ios::binary);
+  const auto add = [&](const NamedTensors& tensors) {
+    for (const auto& [key, tensor] : tensors) {
+      const Tensor on_host = tensor.to(Device{});
+      hash.update({static_cast<const std::byte*>(on_host.raw()), on_host.bytes()});
+      if (on_host.dtype() == DType::f32)
+        values.write(static_cast<const char*>(on_host.raw()), std::ssize(on_host.span<float>()) * 4);
+    }
+  };
+  add(state);
+  add(opt.state());
   std::printf("state: sha256 %s, lr %.6f, steps %lld\n", hash.hex().c_str(), static_cast<double>(opt.lr()),
               static_cast<long long>(steps));
 }
@@ -150,9 +167,11 @@ void train_own_batches(const std::string& name) {
 void train(const std::string& name) {
   while (name == "absent" && environment_variable(kReplacementVariable) != "0") ::pause();
   const data::ImageDataset images = data::draw_digits(1, 200);
+  const Device device = own_device();
   const auto model = make_network(name);
+  model->to(device);
   const auto group = ddp::init_process_group({.backend = environment_variable("BACKEND").value_or("auto")});
-  ddp::DistributedDataParallel net(*model, *group);
+  ddp::DistributedDataParallel net(*model, *group, {.undo = name == "undone"});
   optim::AdamW opt(*model, {.lr = 0.01f});
   optim::StepLR schedule(opt, 1, 0.5);  // by epoch
   data::Loader loader(
@@ -170,7 +189,9 @@ void train(const std::string& name) {
   const elastic::State kept = name == "outside" ? elastic::state("epochs", epochs) : nullptr;
   const int window = name == "accumulated" ? 3 : odd ? 2 : 1;  // batches of a step
   for (int epoch = 0; epoch < kEpochs; ++epoch) {
-    for (auto& [samples, labels] : loader) {
+    for (auto& [images_of_batch, labels_of_batch] : loader) {
+      Tensor samples = images_of_batch.to(device);
+      const Tensor labels = labels_of_batch.to(device);
       const std::int64_t place = samples.stamp().step % window;
       if (const auto file = environment_variable("REACHED"); file && samples.stamp().step == 5)
         std::ofstream(*file).put(0);
@@ -190,6 +211,11 @@ void train(const std::string& name) {
       if (accumulates) continue;
       if (name == "two_forwards") ops::cross_entropy(net(samples), labels).backward();
       if (name == "two_steps") opt.step();
+      if (name == "undone") {
+        opt.step();
+        opt.zero_grad();
+        ops::cross_entropy(net(samples), labels).backward();
+      }
       optim::clip_grad_norm(*model, 1.0);
       opt.step();
       if (name == "within") elastic::unit([&] { group->barrier().wait(); });

@@ -78,3 +78,16 @@ TEST_CASE("of three ranks, those that say the same are named together") {
   CHECK(logs[2].difference(texts, 2) ==
         "the ranks disagree: ranks 0, 2 call all_reduce of 9 f32 (sum); rank 1 calls all_reduce of 8 f32 (sum)");
 }
+
+TEST_CASE("ranks that exchange no headers still find that they differ") {
+  CallLog a, b;
+  add(a, 40);
+  add(b, 37);
+  const std::string all = b.text(false);
+  CHECK(all.size() < 40);
+  CHECK(a.difference({"", all}, 0) == "");
+  CHECK(b.difference({a.text(false), ""}, 1) == "");  // rank 0 is ahead
+  CHECK_FALSE(b.fresh());
+  b.add({.op = Collective::barrier});
+  CHECK(a.difference({"", b.text(false)}, 0) == "the ranks disagree: a call of rank 0 was not that of rank 1");
+}

@@ -1,5 +1,6 @@
-// NCCL among ranks that are threads of one process. A collective is one operation of the scheduler: it waits for what
-// every rank's stream did before, and every rank's stream goes on after it.
+// NCCL, among ranks that are threads of one process unless nccl_processes.cpp is asked for. A collective is one
+// operation of the scheduler: it waits for what every rank's stream did before, and every rank's stream goes on after
+// it.
 #include <nccl.h>
 #include <net/if.h>
 #include <unistd.h>
@@ -35,10 +36,6 @@ ncclResult_t refuse(ncclResult_t result, const std::string& why) {
   last_error = why;
   return result;
 }
-
-struct Id {
-  long process, number;
-};
 
 /// All groups that ever were, by number; communicators are kept, so that a late use of one is seen.
 std::map<long, std::unique_ptr<Group>>& groups() {
@@ -87,6 +84,8 @@ ncclResult_t queue(Lock& lock, std::vector<Request> requests) {
     return refuse(ncclInvalidArgument, "the stream is not of the communicator's device");
   if (wait_for_room(lock, stream) != cudaSuccess) return ncclUnhandledCudaError;
   if (!comm->alive) return ncclInternalError;  // aborted meanwhile
+  if (comm->group->board && requests[0].is_transfer())
+    return refuse(ncclInvalidUsage, "simulated NCCL carries no messages between processes");
   const bool captured = stream->capture != nullptr;
   for (Request& request : requests) {
     request.captured = captured;
@@ -120,6 +119,7 @@ ncclResult_t end(const char* function, ncclComm* comm, bool finalized, bool abor
   Lock lock(state().mutex);
   if (usable(comm) == ncclInvalidArgument) return ncclInvalidArgument;
   comm->alive = finalized;
+  state().changed.notify_all();
   if (aborted) abandon(*comm);
   const bool gone = state().changed.wait_for(lock, patience(), [&] { return comm->graphs.use_count() == 1; });
   return gone ? ncclSuccess : refuse(ncclInternalError, "graphs hold operations of a communicator that ends");
@@ -138,7 +138,7 @@ ncclResult_t ncclGetVersion(int* out) {
 ncclResult_t ncclGetUniqueId(ncclUniqueId* out) {
   if (!interface_exists()) return refuse(ncclInvalidUsage, "Bootstrap : no socket interface found");
   static std::atomic<long> number = 0;
-  const Id id{::getpid(), ++number};
+  const Id id{::getpid(), ++number, among_processes() ? make_board() : -1};
   *out = {};
   std::memcpy(out, &id, sizeof id);
   return ncclSuccess;
@@ -151,9 +151,11 @@ ncclResult_t ncclCommInitRankConfig(ncclComm_t* comm, int nranks, ncclUniqueId g
     return refuse(ncclInvalidUsage, "a communicator that does not block costs a thread per call, and is not simulated");
   Id id;
   std::memcpy(&id, &given, sizeof id);
+  if (among_processes()) return join_processes(comm, id, nranks, rank, current_device());
   if (id.process != ::getpid())
     return refuse(ncclSystemError, "rank " + std::to_string(rank) + " is another process than the one that made the " +
-                                       "unique id; simulated NCCL joins threads of one process");
+                                       "unique id; simulated NCCL joins threads of one process, unless " +
+                                       "DUET_SIM_PROCESSES=1");
   Lock lock(state().mutex);
   if (const ncclResult_t result = join(comm, id.number, nranks, rank, current_device())) return result;
   const Group& group = *(*comm)->group;

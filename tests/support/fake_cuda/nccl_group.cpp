@@ -41,7 +41,7 @@ std::vector<char> result_of(const std::vector<Request>& ranks) {
   if (first.is_transfer() || first.kind == Kind::broadcast) {
     add(first.is_transfer() ? 0 : first.peer);
   } else if (first.kind == Kind::all_gather) {
-    for (const Request& rank : ranks) add(rank.comm->rank);
+    for (std::size_t rank = 0; rank < ranks.size(); ++rank) add(static_cast<std::int64_t>(rank));
   } else {
     for (const std::int64_t rank : order_of_sum(first, bytes)) add(rank);
     std::vector<void*> parts;
@@ -57,7 +57,10 @@ bool same(const Request& a, const Request& b) {
          (a.is_transfer() || (a.kind == b.kind && a.op == b.op && a.peer == b.peer));
 }
 
-/// All ranks have joined and their streams have reached the operation.
+}  // namespace
+
+std::size_t size_of(ncclDataType_t type) { return duet::size_of(kTypes[type]); }
+
 void complete(const std::vector<Request>& ranks) {
   const Request& first = ranks[0];
   for (const Request& r : ranks) {
@@ -75,6 +78,8 @@ void complete(const std::vector<Request>& ranks) {
     std::memcpy(ranks[rank].receive, result.data() + rank * share, share != 0 ? share : result.size());
   }
 }
+
+namespace {
 
 /// The meeting that a request belongs to, and the place in it: collectives are counted, messages are by sender and
 /// receiver.
@@ -102,6 +107,7 @@ std::pair<std::shared_ptr<Meeting>, std::size_t> find(const Request& request) {
 OpPtr enqueue(const Request& request, const Ops& before) {
   ncclComm& comm = *request.comm;
   if (!comm.alive) return schedule(Op(request.name), before);  // aborted; a graph's kernels end at once
+  if (comm.group->board) return enqueue_among_processes(request, before);
   const auto [meeting, at] = find(request);
   meeting->requests[at] = request;
   meeting->op->reach |= 1u << comm.device;
@@ -118,6 +124,7 @@ OpPtr enqueue(const Request& request, const Ops& before) {
 }
 
 void abandon(ncclComm& comm) {
+  if (comm.group->board) return abandon_among_processes(comm);
   for (auto& [own, meeting] : comm.waiting) {
     if (meeting->done) continue;
     meeting->body = nullptr;

@@ -1,0 +1,223 @@
+#!/usr/bin/env python3
+"""Ranks of elastic jobs on simulated GPUs are struck, and the jobs end with the parameters of undisturbed ones.
+
+    devices.py DUET PROGRAM                    each fault point with ranks, signals and backends in turn
+    devices.py ... --random N [--seed S]       N jobs, struck at random times; prints one line for each failure
+
+NCCL adds up in an order that depends on the communicator, so values are compared within a tolerance; those of two ranks
+over NCCL, and of any number over the host's memory, are equal bit by bit. The devices, and that ranks of NCCL are
+processes (DUET_SIM_PROCESSES=1), come from the environment.
+"""
+import argparse
+import array
+import glob
+import itertools
+import json
+import math
+import os
+import random
+import signal
+import struct
+import sys
+import tempfile
+import time
+
+from strikes import KILLED_TWICE, LOST_ALL, STOPPED, Job
+
+# The distance of two trainings, over the length of either, in all values of parameters, buffers and the optimizer.
+# Trainings that differ in the order of NCCL's sums alone are up to 2e-6 apart, one with a step too many 2e-2.
+TOLERANCE = 1e-4
+SGD = ("--model", "linear", "--lr", "0.01", "--momentum", "0.9")
+TRAINED = {"trained_linear": SGD, "trained_cnn": ("--model", "simple_cnn", "--lr", "0.01"),
+           "trained_directly": SGD}  # without duet launch
+NETWORKS = ("cnn", "plain", "accumulated", "undone")
+ANY_NUMBER = ("trained_linear", "cnn")  # of ranks
+
+
+def command(options, network, ranks, backend, folder, least, spares):
+    elastic = ["--elastic", "--max-failures", "50", "--stop-limit", "0.5", "--replace-timeout", "60", "--min-ranks", str(least),
+               "--spares", str(spares)]
+    launch = [options.duet, "launch", "-n", str(ranks), *elastic, "--"]
+    if network in NETWORKS:
+        return launch + [options.program, network]
+    cnn = network == "trained_cnn"
+    train = [options.duet, "train", "--mode", "ddp", "--device", "cuda", "--data", "synthetic", "--train-images",
+             "72" if cnn else "240", "--test-images", "20", "--batch", "24", "--epochs", "2" if cnn else "3", *TRAINED[network],
+             "--backend", backend, "--result", f"{folder}/result.json", "--checkpoint", f"{folder}/checkpoints",
+             "--checkpoint-every", "7"]
+    return train + ["--devices", str(ranks), *elastic] if network == "trained_directly" else launch + train
+
+
+def floats(data):
+    values = array.array("f")
+    values.frombytes(data)
+    return values
+
+
+def values_of(network, folder):
+    """All that the training has made, or None."""
+    newest = sorted(glob.glob(f"{folder}/checkpoints/checkpoint-*"))
+    try:
+        with open(f"{folder}/values" if network in NETWORKS else newest[-1], "rb") as file:
+            data = file.read()
+        if network in NETWORKS:
+            return floats(data)
+        with open(f"{folder}/result.json", encoding="ascii") as file:
+            result = json.load(file)
+    except (OSError, IndexError):
+        return None
+    (length,) = struct.unpack("<Q", data[:8])
+    header = json.loads(data[8:8 + length])
+    values = array.array("f")
+    for name in sorted(header):
+        if header[name].get("dtype") == "F32":
+            begin, end = header[name]["data_offsets"]
+            values += floats(data[8 + length + begin:8 + length + end])
+    return values + array.array("f", result["train_loss"] + result["test_accuracy"])
+
+
+def distance(some, others):
+    if some is None or others is None or len(some) != len(others):
+        return math.inf
+    far = math.sqrt(sum((a - b) ** 2 for a, b in zip(some, others)))
+    return far / math.sqrt(sum(b * b for b in others)) if far else 0.0
+
+
+class Strikes:
+    def __init__(self, options):
+        self.options = options
+        self.expected = {}
+        self.jobs = self.failures = self.lost = self.strikes = 0
+        self.furthest = 0.0
+
+    def job(self, network, ranks, strike, backend, least, spares, **environment):
+        with tempfile.TemporaryDirectory() as folder:
+            job = Job(command(self.options, network, ranks, backend, folder, least, spares), BACKEND=backend, DEVICE="cuda",
+                      VALUES=f"{folder}/values", **environment)
+            struck = strike(job)
+            wrong, _, errors = job.end()
+            return wrong, values_of(network, folder), errors, struck
+
+    def run(self, what, network, ranks, strike=lambda job: [], backend="nccl", least=0, spares=0, **environment):
+        key = (network, ranks, backend)
+        if key not in self.expected:
+            wrong, self.expected[key], errors, _ = self.job(network, ranks, lambda job: [], backend, 0, 0)
+            if wrong or self.expected[key] is None or not any(map(math.isfinite, self.expected[key])):
+                sys.exit(f"undisturbed, {key}: {wrong}\n{errors}")
+        wrong, values, errors, struck = self.job(network, ranks, strike, backend, least, spares, **environment)
+        self.jobs += 1
+        of_ranks = [rank for rank, _ in struck]
+        twice = {KILLED_TWICE.format(rank) for rank in of_ranks if of_ranks.count(rank) > 1}
+        if wrong and any(text in errors for text in (*LOST_ALL, *twice)):
+            self.lost += 1
+            return
+        if not wrong:
+            apart = distance(values, self.expected[key])
+            self.furthest = max(self.furthest, apart)
+            same_order = "DUET_SIM_SEED" not in environment and least == 0 and (ranks == 2 or backend != "nccl")
+            if not apart <= (0 if same_order else TOLERANCE):
+                wrong = f"{apart:.1e} from the undisturbed training"
+        faults = [fault for fault in environment.get("DUET_FAULT", "").split(",") if fault]
+        if not wrong and errors.count("is struck at") < len(faults):
+            wrong = "was not struck"
+        if not wrong and any(fault.split(":")[3] == str(int(signal.SIGSTOP)) for fault in faults) and STOPPED not in errors:
+            wrong = f"not: {STOPPED}"
+        if wrong:
+            self.failures += 1
+            print(f"{what}, struck: {struck}: {wrong}\n{errors[-2000:]}", flush=True)
+
+    def run_points(self):
+        signals = (signal.SIGKILL, signal.SIGSTOP, signal.SIGSEGV)
+        points = [("init", 1), ("all_reduce", 1), ("collective", 15), ("input", 9), ("forward", 12), ("backward", 10),
+                  ("all_reduce", 7), ("update", 20), ("commit", 8), ("evaluation", 1), ("checkpoint", 1), ("end", 1)]
+        for i, ((point, times), rank) in enumerate(itertools.product(points, (0, 1, 2))):
+            network = ("trained_linear", "trained_directly")[(i + i // 3) % 2]
+            fault = f"{point}:{rank}:{times}:{int(signals[(i + i // 3) % 3])}"
+            self.run(f"DUET_FAULT={fault}, {network}", network, 3, DUET_FAULT=fault)
+        # Of two ranks, so with equal bits: what is on the device beside parameters.
+        for i, (network, times) in enumerate((("plain", 9), ("accumulated", 9), ("undone", 24), ("cnn", 15))):
+            fault = f"all_reduce:{i % 2}:{times}:{int(signals[i % 2])}"
+            self.run(f"DUET_FAULT={fault}, {network}", network, 2, DUET_FAULT=fault)
+        fault = "all_reduce:1:5:9"
+        self.run(f"DUET_FAULT={fault}, trained_cnn", "trained_cnn", 3, DUET_FAULT=fault)
+        # A second rank, or the new process, during the recovery from the loss of rank 1.
+        points = [("joining", (1,)), ("arriving", (0, 2)), ("agreement", (0, 1, 2)), ("state", (0, 1, 2))]
+        for i, (point, rank) in enumerate((point, rank) for point, ranks_of in points for rank in ranks_of):
+            fault = f"all_reduce:1:9:9,{point}:{rank}:1:{int(signals[i % 3])}:{int(rank == 1)}"
+            self.run(f"DUET_FAULT={fault}", "trained_linear", 3, DUET_FAULT=fault)
+
+    def run_others(self):
+        for i, (point, times) in enumerate((("forward", 12), ("all_reduce", 15), ("commit", 8), ("evaluation", 1))):
+            fault = f"{point}:{i % 3}:{times}:{int((signal.SIGKILL, signal.SIGSTOP)[i % 2])}"
+            self.run(f"spare, DUET_FAULT={fault}", "trained_linear", 3, spares=1, DUET_FAULT=fault)
+            self.run(f"fewer, DUET_FAULT={fault}", "trained_linear", 3, least=1 + i % 2, DUET_FAULT=fault)
+            self.run(f"host's memory, DUET_FAULT={fault}", "trained_linear", 3, backend=("shm", "tcp")[i % 2], DUET_FAULT=fault)
+        fault = "all_reduce:0:25:9"
+        self.run(f"spare, DUET_FAULT={fault}", "plain", 2, spares=1, DUET_FAULT=fault)
+        self.run(f"fewer, DUET_FAULT={fault}", "cnn", 2, least=1, DUET_FAULT=fault)
+
+    def refuse(self):
+        """What an elastic job cannot do on GPUs is an error that says so."""
+        for text, more in (("--graph on: an elastic job", ("--graph", "on")),
+                           ("a spare process has a GPU of its own", ("--spares", "9"))):
+            self.jobs += 1
+            with tempfile.TemporaryDirectory() as folder:
+                job = Job(command(self.options, "trained_directly", 2, "nccl", folder, 0, 0) + list(more))
+                wrong, _, errors = job.end()
+            if wrong not in ("exit code 1", "exit code 2") or text not in errors:
+                self.failures += 1
+                print(f"{more}: {wrong or 'no error'}, expected: {text}\n{errors[-2000:]}", flush=True)
+
+    def run_random(self, count, seed):
+        for number in range(seed, seed + count):
+            draw = random.Random(number)
+            network, ranks = draw.choice((*TRAINED, "trained_linear", *NETWORKS)), draw.choice((2, 3))
+            least = draw.randrange(ranks) if network in ANY_NUMBER else 0
+            spares = draw.choice((0, 0, 1))
+            backend = draw.choice(("nccl", "nccl", "nccl", "shm", "tcp"))
+            slow = network in NETWORKS or network == "trained_cnn"
+            done = []
+
+            def strike(job):
+                time.sleep(draw.uniform(0.1, 3.0 if slow else 0.7))
+                for _ in range(draw.choice((1, 1, 2, 3))):
+                    found = job.ranks()
+                    if found:
+                        rank = draw.choice(sorted(found))
+                        sent = draw.choice((signal.SIGKILL,) * 3 + (signal.SIGSEGV, signal.SIGSTOP))
+                        try:
+                            os.kill(found[rank], sent)
+                            done.append((rank, sent.name))
+                            self.strikes += 1
+                        except ProcessLookupError:
+                            pass
+                    time.sleep(draw.choice((0, 0.01, 0.05, 0.2)))
+                return done
+
+            self.run(f"--seed {number}, {network}, {ranks} ranks, {least} at least, {spares} spare, {backend}", network, ranks,
+                     strike, backend, least, spares, DUET_SIM_SEED=str(number),
+                     DUET_DELAY=f"all_reduce:*:{draw.choice((0, 1000, 4000))}")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("duet")
+    parser.add_argument("program")
+    parser.add_argument("--random", type=int, metavar="N")
+    parser.add_argument("--seed", type=int, default=1)
+    options = parser.parse_args()
+    strikes = Strikes(options)
+    if options.random:
+        strikes.run_random(options.random, options.seed)
+        print(f"{strikes.strikes} strikes; {strikes.lost} jobs of which no rank was left with the state")
+    else:
+        strikes.run_points()
+        strikes.run_others()
+        strikes.refuse()
+    print(f"at most {strikes.furthest:.1e} from the undisturbed trainings")
+    print(f"{strikes.jobs - strikes.failures} passed, {strikes.failures} failed")
+    return 1 if strikes.failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
