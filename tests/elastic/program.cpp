@@ -68,7 +68,7 @@ Device own_device() {
 }
 
 std::unique_ptr<nn::Module> make_network(const std::string& name) {
-  if (name != "plain" && name != "synchronised") return std::make_unique<nn::SimpleCNN>(1);
+  if (name != "plain" && name != "undone" && name != "synchronised") return std::make_unique<nn::SimpleCNN>(1);
   auto model = std::make_unique<nn::ResNet>(
       nn::ResNet::Block::basic, std::array<int, 4>{1, 1, 1, 1},
       nn::NetworkOptions{.classes = 10, .in_channels = 1, .width = 4, .sync_batch_norm = name == "synchronised"});
@@ -166,8 +166,8 @@ void train_own_batches(const std::string& name) {
 
 void train(const std::string& name) {
   while (name == "absent" && environment_variable(kReplacementVariable) != "0") ::pause();
-  const data::ImageDataset images = data::draw_digits(1, 200);
   const Device device = own_device();
+  const data::ImageDataset images = data::draw_digits(1, device.kind == DeviceKind::cpu ? 200 : 140);
   const auto model = make_network(name);
   model->to(device);
   const auto group = ddp::init_process_group({.backend = environment_variable("BACKEND").value_or("auto")});
