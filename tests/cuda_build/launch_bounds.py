@@ -49,6 +49,13 @@ def most(expression, constants):
     return int(eval(named))  # digits and operators only
 
 
+def bound_of(parameters, bound, constants):
+    """The threads of a kernel's bound; one with a parameter of the template in it follows the launch."""
+    if set(re.findall(r"\w+", bound)) & set(re.findall(r"\w+", parameters)):
+        return sys.maxsize
+    return most(bound, constants)
+
+
 def violations(texts):
     """(launches looked at, lines about those with too many threads); `texts` by name."""
     looked_at, found = 0, []
@@ -56,8 +63,7 @@ def violations(texts):
         # A file's own constants hide those of others.
         lines = [line for other in (*texts.values(), text) for line in CONSTANTS.findall(other)]
         constants = {name: value for line in lines for name, value in CONSTANT.findall(line)}
-        # A bound that is a template's parameter follows the launch.
-        bounds = {name: sys.maxsize if bound in parameters else most(bound, constants)
+        bounds = {name: bound_of(parameters, bound.split(",")[0], constants)
                   for parameters, bound, name in KERNEL.findall(text)}
         for call in LAUNCH.finditer(text):
             kernels = [call[2]]

@@ -107,14 +107,13 @@ struct Stage {
     scale_ = images.scale;
     DUET_UNROLL
     for (int i = 0; i < kPositions; ++i) positions_[i] = position_of<kPooled>(c, g, tile, thread_ % kHalf + i * kHalf);
-    if constexpr (kTransposed) {
-      row_ = thread_ / kTaps, channel_ = 0, tap_ = kTaps - 1 - thread_ % kTaps;
-      filters_ = filters + std::int64_t{row} * kTaps + thread_;
-    } else {
-      row_ = thread_ / (kStep * kTaps), channel_ = thread_ % (kStep * kTaps) / kTaps, tap_ = thread_ % kTaps;
-      filters_ = filters + (std::int64_t{row + row_} * c.channels + channel_) * kTaps + tap_;
-    }
-    loads_ = thread_ < kFilterThreads ? c.outputs - row - row_ : 0;
+    const int own = kTransposed ? thread_ / kTaps : thread_ / (kStep * kTaps),
+              channel = kTransposed ? 0 : thread_ % (kStep * kTaps) / kTaps, tap = thread_ % kTaps;
+    filters_ = filters + (kTransposed ? std::int64_t{row} * kTaps + thread_
+                                      : (std::int64_t{row + own} * c.channels + channel) * kTaps + tap);
+    filter_place_ = (kTransposed ? kTaps - 1 - tap : tap) * kTapStride + channel * kRowStride + own;
+    channels_ = c.channels - channel;
+    loads_ = thread_ < kFilterThreads ? c.outputs - row - own : 0;
   }
 
   __device__ void load(int channel) {
@@ -129,8 +128,7 @@ struct Stage {
     }
     DUET_UNROLL
     for (int i = 0; i < kFilterLoads; ++i) {
-      const bool there =
-          kTransposed ? loads_ > 0 && channel + i < c_.channels : loads_ > 4 * i && channel + channel_ < c_.channels;
+      const bool there = kTransposed ? loads_ > 0 && channel + i < channels_ : loads_ > 4 * i && channel < channels_;
       const int at = kTransposed ? (channel + i) * c_.outputs * kTaps : (4 * i * c_.channels + channel) * kTaps;
       taps_[i] = there ? filters_[at] : 0.0f;
     }
@@ -149,7 +147,7 @@ struct Stage {
       }
     }
     if (thread_ >= kFilterThreads) return;
-    taps += tap_ * kTapStride + channel_ * kRowStride + row_;
+    taps += filter_place_;
     DUET_UNROLL
     for (int i = 0; i < kFilterLoads; ++i) taps[i * (kTransposed ? kRowStride : 4)] = rounded<kRounds>(taps_[i]);
   }
@@ -160,7 +158,7 @@ struct Stage {
   const std::uint8_t* index_;
   float scale_;
   Position positions_[kPositions];
-  int row_, channel_, tap_, loads_;
+  int filter_place_, channels_, loads_;
   float patch_[kStep / 2][kPositions], taps_[kFilterLoads];
   int places_[kStep / 2][kPositions];
 };
@@ -244,11 +242,12 @@ __global__ void __launch_bounds__(kGroupsOf<kTransposed>* kBlock, 2 / kGroupsOf<
   constexpr int kGroups = kGroupsOf<kTransposed>;
   __shared__ float shared[kGroups * kStageFloats];
   const auto [inner, outer, pixel, row_of_block] = warp_place();
-  const Tile tile = tile_at(g, static_cast<int>(blockIdx.x));
   const int first_row = static_cast<int>(blockIdx.y) * kRows, row = first_row + row_of_block;
   float sums[kColumns][4] = {};
-  convolve_tile<kTransposed, kPooled, kRounds, kGroups>(images, filters, c, g, tile, first_row, shared, sums);
+  convolve_tile<kTransposed, kPooled, kRounds, kGroups>(images, filters, c, g, tile_at(g, static_cast<int>(blockIdx.x)),
+                                                        first_row, shared, sums);
   if (threadIdx.x >= kBlock) return;
+  const Tile tile = tile_at(g, static_cast<int>(blockIdx.x));  // again: registers
   const int height = c.out_height(), width = c.out_width(), plane = height * width;
   float* const first = y + (std::int64_t{tile.image} * c.outputs + row) * plane;
   DUET_UNROLL
