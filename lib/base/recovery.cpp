@@ -27,9 +27,10 @@ void StateStream::bytes(std::span<std::byte> own) {
 }
 
 void StateStream::tensor(const Tensor& own) {
-  const Tensor on_host = own.to(Device{});
-  bytes({static_cast<std::byte*>(on_host.raw()), on_host.bytes()});
-  if (reads_ && own.device().kind != DeviceKind::cpu) copy(on_host, own);
+  const bool is_on_host = own.device().kind == DeviceKind::cpu;
+  const Tensor values = is_on_host ? own : own.to(Device{});
+  bytes({static_cast<std::byte*>(values.raw()), values.bytes()});
+  if (reads_ && !is_on_host) copy(values, own);
 }
 
 void StateStream::require_left(std::uint64_t count, std::size_t size) const {

@@ -12,9 +12,10 @@
 
 #include "lib/base/function_ref.h"
 #include "lib/base/lasting.h"
-#include "lib/tensor.h"
 
 namespace duet {
+
+class Tensor;
 
 /// Writes the states of objects one after the other, or reads them.
 class StateStream {

@@ -40,6 +40,14 @@ struct Weight final : Recoverable {
   int value = 1;
 };
 
+/// As a parameter store or an optimizer has them.
+struct Values final : Recoverable {
+  explicit Values(Tensor given) : tensor(std::move(given)) { join(); }
+  ~Values() override { leave(); }
+  void stream(StateStream& state) override { state.tensor(tensor); }
+  const Tensor tensor;
+};
+
 /// One value of type T, taken from a rank whose value is `given`.
 template <class T>
 T taken(T given, T own) {
@@ -66,6 +74,14 @@ TEST_CASE("a process that joins gets values, lists of any length, tensors and mo
     recovery().take_state(of_tensor);
   }
   CHECK(elements[1] == 4);
+
+  const auto of_values = [] {
+    const Values given(from_values<float>({2}, {5, 6}));
+    return std::vector<std::byte>(recovery().state());
+  }();
+  const Values on_second(zeros({2}, DType::f32, {DeviceKind::cpu, 1}));
+  recovery().take_state(of_values);
+  CHECK(on_second.tensor.span<float>()[1] == 6);
 
   nn::BatchNorm2d trained(2), average(2);
   trained.parameters().values().span<float>()[0] = 5;
