@@ -28,7 +28,9 @@ namespace {
 
 /// How long the launcher may take to see that a process has ended which another rank has lost.
 constexpr std::chrono::seconds kLossPatience{10};
-constexpr std::chrono::milliseconds kStorePause{1};
+// A wait looks at its store in pauses of a small part of what it has taken: a new process starts for half a second.
+constexpr Milliseconds kLeastPause{1}, kMostPause{20};
+constexpr int kPausesOfWait = 50;
 
 Milliseconds milliseconds_until(Clock::time_point deadline) {
   return std::chrono::ceil<Milliseconds>(deadline - Clock::now());
@@ -42,12 +44,14 @@ class CheckedStore final : public Store {
   std::string secret() override { return store_->secret(); }
   std::vector<std::string> request(StoreOp op, std::vector<std::string> strings, Milliseconds timeout) override {
     if (op != StoreOp::wait && op != StoreOp::get) return store_->request(op, std::move(strings), timeout);
-    const Clock::time_point deadline = Clock::now() + timeout;
-    while (!store_->check(strings) && Clock::now() < deadline) {
+    const Clock::time_point begin = Clock::now();
+    while (!store_->check(strings)) {
+      const auto waited = std::chrono::floor<Milliseconds>(Clock::now() - begin);
+      require<CommError>(waited < timeout, "waited ", timeout.count(), " ms for the store's key ", strings.back());
       check_();
-      std::this_thread::sleep_for(kStorePause);
+      std::this_thread::sleep_for(std::clamp(waited / kPausesOfWait, kLeastPause, kMostPause));
     }
-    return store_->request(op, std::move(strings), std::max(Milliseconds(1), milliseconds_until(deadline)));
+    return store_->request(op, std::move(strings), store_->timeout());
   }
 
  private:
@@ -57,7 +61,7 @@ class CheckedStore final : public Store {
 
 /// The hosts of a generation's ranks.
 std::vector<int> hosts_of(Store& store, int rank, int size, const ElasticOptions& options) {
-  meet(store, "host", rank, size, options.join_timeout, std::to_string(options.host));
+  meet(store, "host", rank, size, options.join_timeout, std::to_string(options.host), "join");
   std::vector<int> hosts;
   for (const std::string& host : store.multi_get(rank_keys("host", size)))
     hosts.push_back(parse_number<int>(host).value_or(0));

@@ -170,17 +170,14 @@ Rendezvous read_method(const InitOptions& options) {
 std::atomic<int> meetings{0};
 
 /// Waits until all ranks have set their key.
-void store_barrier(Store& store, const char* name, const char* what, const Rendezvous& meeting, Milliseconds timeout) {
+void store_barrier(Store& store, const char* name, const char* act, const Rendezvous& meeting, Milliseconds timeout) {
   const std::vector<std::string> keys = rank_keys(name, meeting.world_size);
   try {
-    store.wait(keys, timeout);
+    await_ranks(store, keys, meeting.rank, act, timeout);
   } catch (const CommError&) {
-    const std::string missing = rank_names(ranks_without_key(store, keys));
-    if (missing.empty()) throw;
     // The rank that serves the store lingers, so that the others report it too.
-    if (meeting.rank == 0) std::this_thread::sleep_for(kLinger);
-    throw CommError(concat(missing, " of ", meeting.world_size, " did not ", what, " within ", timeout.count(),
-                           " ms (waiting on rank ", meeting.rank, ")"));
+    if (meeting.rank == 0 && !ranks_without_key(store, keys).empty()) std::this_thread::sleep_for(kLinger);
+    throw;
   }
 }
 

@@ -157,7 +157,7 @@ void add_elastic(CLI::App& app, ddp::LaunchOptions& job, std::string (*names)(co
                  "the ranks of an elastic job that are left after a loss go on at once where they are so many or more; "
                  "a lost one joins them again between two steps; 0: they wait for it")
       ->check(in_range(0));
-  app.add_option(names("--spares"), job.spares,
+  app.add_option("--spares", job.spares,
                  "processes of an elastic job that wait at their first batch to take the part of a lost rank at once")
       ->check(in_range(0));
   app.add_option(names("--max-failures"), job.max_failures,

@@ -67,7 +67,8 @@ class ArbiterHosts final : public JobHosts {
         arbiter_(arbiter),
         store_(make_store(options, meeting, true)),
         greetings_(make_store(options, meeting, false), kGreetings, bell_, true),
-        watch_(memory, bell_) {
+        watch_(memory, bell_),
+        join_until_(Clock::now() + options.join_timeout) {
     for (int rank = 0; rank < options.nodes * options.ranks; ++rank)
       places_.push_back(home_of(rank) == 0 ? Place{.host = 0, .processes = 1, .is_begun = true} : Place{});
   }
@@ -97,6 +98,7 @@ class ArbiterHosts final : public JobHosts {
         link->left = error.what();
       }
     lose_hosts();
+    look_for_absent();
     for (auto& [host, link] : links_) send(*link);
     std::erase_if(links_, [](const auto& one) { return one.second->ended; });
     return std::exchange(events_, {});
@@ -253,6 +255,18 @@ class ArbiterHosts final : public JobHosts {
     for (const auto& [host, how] : lost) lose_host(host, how);
   }
 
+  /// A job to which a host has never come ends.
+  void look_for_absent() {
+    if (Clock::now() < join_until_ || memory_.ended()) return;
+    join_until_ = Clock::time_point::max();
+    std::string absent;
+    for (int host = 1; host < options_.nodes; ++host)
+      if (!known_.contains(host)) absent += concat(absent.empty() ? "" : ", ", "host ", host);
+    if (absent.empty()) return;
+    events_.push_back(
+        {.text = concat("no duet launch of ", absent, " came within ", options_.join_timeout.count(), " ms")});
+  }
+
   /// Its launcher is told, as it may only have been stopped.
   void lose_host(int host, const std::string& how) {
     links_.at(host)->outbox.send(
@@ -290,6 +304,7 @@ class ArbiterHosts final : public JobHosts {
   std::vector<Place> places_;                   // by rank
   std::map<int, std::unique_ptr<Link>> links_;  // by host
   std::set<int> known_;                         // hosts that have taken part
+  Clock::time_point join_until_;                // when all must have
   std::vector<HostEvent> events_;
   std::int32_t begun_ = 0;  // how often all ranks have begun again
   bool is_idle_ = false;    // no process runs here

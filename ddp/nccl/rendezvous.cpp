@@ -88,14 +88,7 @@ void Rendezvous::compare_gpus(int gpu, Milliseconds timeout) {
   store_->set(concat(kHeaders, "/", rank_), "");  // so that the others never block on it
   store_->set(concat(kGpu, "/", rank_), concat(host_identity(), " ", place, may_share() ? kShared : ""));
   const std::vector<std::string> all = rank_keys(kGpu, size_);
-  try {
-    store_->wait(all, timeout);
-  } catch (const CommError&) {
-    const std::vector<int> missing = ranks_without_key(*store_, all);
-    if (missing.empty()) throw;
-    throw CommError(concat(rank_names(missing), " of ", size_, " did not come to NCCL within ", timeout.count(),
-                           " ms (waiting on rank ", rank_, ")"));
-  }
+  await_ranks(*store_, all, rank_, "come to NCCL", timeout);
   refuse_shared(store_->multi_get(all));
 }
 

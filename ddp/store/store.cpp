@@ -303,10 +303,23 @@ std::vector<std::string> rank_keys(const std::string& prefix, int size) {
   return keys;
 }
 
-void meet(Store& store, const std::string& prefix, int rank, int size, Milliseconds timeout, const std::string& text) {
+void await_ranks(Store& store, const std::vector<std::string>& keys, int rank, const std::string& act,
+                 Milliseconds timeout) {
+  try {
+    store.wait(keys, timeout);
+  } catch (const CommError&) {
+    const std::string missing = rank_names(ranks_without_key(store, keys));
+    if (missing.empty()) throw;
+    throw CommError(concat(missing, " of ", keys.size(), " did not ", act, " within ", timeout.count(),
+                           " ms (waiting on rank ", rank, ")"));
+  }
+}
+
+void meet(Store& store, const std::string& prefix, int rank, int size, Milliseconds timeout, const std::string& text,
+          const std::string& act) {
   const std::vector<std::string> keys = rank_keys(prefix, size);
   store.set(keys[static_cast<std::size_t>(rank)], text);
-  store.wait(keys, timeout);
+  await_ranks(store, keys, rank, act, timeout);
 }
 
 std::vector<int> ranks_without_key(Store& store, const std::vector<std::string>& keys) {

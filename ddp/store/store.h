@@ -183,9 +183,13 @@ class MemoryStore final : public Store {
 std::string rank_names(const std::vector<int>& ranks);
 /// The ranks' keys in a store: "PREFIX/0", "PREFIX/1", ...
 std::vector<std::string> rank_keys(const std::string& prefix, int size);
-/// Sets this rank's key, and waits until all ranks have set theirs. Throws CommError that names the keys of the others.
+/// Waits until all ranks have set their key of rank_keys(). Throws CommError that names those that did not, by `act`:
+/// "ranks 1, 3 of 4 did not join within 3000 ms (waiting on rank 0)".
+void await_ranks(Store& store, const std::vector<std::string>& keys, int rank, const std::string& act,
+                 Milliseconds timeout);
+/// Sets this rank's key, and awaits the others.
 void meet(Store& store, const std::string& prefix, int rank, int size, Milliseconds timeout,
-          const std::string& text = {});
+          const std::string& text = {}, const std::string& act = "connect");
 /// The ranks whose key of rank_keys() is not set; none if the store is lost.
 std::vector<int> ranks_without_key(Store& store, const std::vector<std::string>& keys);
 

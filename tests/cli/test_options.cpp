@@ -227,7 +227,7 @@ TEST_CASE("wrong options are named in one line") {
       {{"train", "--compare-every", "5"}, "--compare-every is for mode ddp, not single"},
       {{"train", "--elastic"}, "--elastic needs --mode ddp"},
       {{"train", "--mode", "ddp", "--elastic", "--workers", "thread"}, "--elastic needs --workers process"},
-      {{"train", "--mode", "ddp", "--elastic", "--backend", "gloo"}, "--elastic needs --backend auto, shm or tcp"},
+      {{"train", "--mode", "ddp", "--elastic", "--backend", "gloo"}, "--elastic needs --backend auto, shm, tcp or nccl"},
       {{"train", "--mode", "ddp", "--elastic", "--compat", "torch"}, "--elastic needs --compat duet"},
       {{"train", "--mode", "ddp", "--elastic", "--compare-every", "5"}, "--elastic needs --compare-every 0"},
       {{"train", "--checkpoint", "x", "--checkpoint-every", "-1"}, "--checkpoint-every is -1, expected 0 or more"},

@@ -32,7 +32,7 @@ def free_port():
 class Hosts:
     """The launchers of one job. `spaces`: the network namespaces of the hosts; none: they are on loopback."""
 
-    def __init__(self, options, network, hosts=2, least=0, spaces=(), **environment):
+    def __init__(self, options, network, hosts=2, least=0, spaces=(), absent=0, rdzv_timeout=300, **environment):
         self.network, self.spaces = network, spaces
         self.folder = tempfile.TemporaryDirectory()
         self.reached = f"{self.folder.name}/reached"
@@ -47,8 +47,8 @@ class Hosts:
             program = ["/bin/true"] if network == "true" else [options.program, network]
         self.command = [options.duet, "launch", "--nnodes", str(hosts), "-n", str(RANKS), "--rdzv-endpoint", place,
                         "--elastic", "--max-failures", "50", "--stop-limit", "0.5", "--replace-timeout", "60",
-                        "--min-ranks", str(least), "--", *program]
-        self.launchers = [self.start(host) for host in range(hosts)]
+                        "--min-ranks", str(least), "--rdzv-timeout", str(rdzv_timeout), "--", *program]
+        self.launchers = [self.start(host) for host in range(hosts - absent)]
         self.ended, self.again = [], set()
 
     def start(self, host):
@@ -192,6 +192,9 @@ class Tests:
 
         self.run("a launcher of another size", "cnn", refuse, ["hosts of 2 ranks, that of host 1 has 2 of 3: it is refused"],
                  {0: "exit code 130", 1: "exit code 1"}, True, **slow)
+
+        self.run("a host never comes", "cnn", lambda hosts: None, ["no duet launch of host 2 came within 3000 ms"],
+                 {0: "exit code 1", 1: "exit code 1"}, True, hosts=3, absent=1, rdzv_timeout=3)
         self.run("no process joins", "true", lambda hosts: None, no_state=True)
         self.run("a rank fails", "fails", lambda hosts: None, ["rank 1 is replaced after", "duet: rank 0 ended with exit code 2: step 12 fails on rank 0\n(.*\n)*.*step 12 fails on rank 0"],
                  {0: "exit code 1", 1: "exit code 1"}, True, DUET_FAULT="all_reduce:1:9:9")

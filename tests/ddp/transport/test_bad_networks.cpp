@@ -114,7 +114,7 @@ void check_lost_peers(Outcome&& run) {
 
 TEST_CASE("a slow way to the store changes nothing") {
   const ThroughProxy slow({.delay = 5ms}, 60s);
-  CHECK(slow.outcome.result.message.empty());
+  CHECK(slow.outcome.result.message == "");
   CHECK(slow.outcome.out == run_worker(3, {"rounds", "20"}).out);
   CHECK(slow.proxy.bytes() > 0);
 }
@@ -133,7 +133,7 @@ TEST_CASE("a store from which nothing comes any more is given up within the give
 TEST_CASE("slow connections between ranks change no bit") {
   if (!why_no_gloo().empty()) DUET_SKIP("Gloo is not built");
   const Outcome slow = run_proxied(2, "train", {.delay = 2ms});
-  CHECK(slow.result.message.empty());
+  CHECK(slow.result.message == "");
   const Outcome plain = run_worker(2, {"train", "64"});
   for (const auto& [rank, lines] : plain.out) {
     REQUIRE(slow.out.count(rank) == 1);
