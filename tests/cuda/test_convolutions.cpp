@@ -175,6 +175,28 @@ TEST_CASE("cuda: a shard without rows has gradients of zero") {
   }
 }
 
+TEST_CASE("cuda: convolutions without results have gradients of zero") {
+  DUET_NEEDS_CUDA();
+  Mt19937 generator(108);
+  for (const Precision precision : kPrecisions) {
+    CAPTURE(name(precision));
+    const WithPrecision set(precision);
+    const Variable x = gpu_leaf(random_array({2, 3, 6, 6}, generator)),
+                   none(zeros({0, 3, 3, 3}, DType::f32, kGpu), true);  // filters
+    const Variable y = ops::conv2d(x, none, Variable(), kThree);
+    y.backward(zeros(y.shape(), DType::f32, kGpu));
+    CHECK(gpu_error(x.grad(), Array(x.shape())) == 0);
+    CHECK(none.grad().shape() == none.shape());
+
+    const Variable low(zeros({2, 3, 0, 4}, DType::f32, kGpu), true),
+        w = gpu_leaf(random_array({3, 4, 3, 3}, generator));
+    const Variable high = ops::conv_transpose2d(low, w, Variable(), {3, 3, 1, 1, 0, 0});
+    CHECK(gpu_error(high.value(), Array(high.shape())) == 0);
+    high.backward(zeros(high.shape(), DType::f32, kGpu));
+    CHECK(gpu_error(w.grad(), Array(w.shape())) == 0);
+  }
+}
+
 TEST_CASE("cuda: convolutions give the same bits each time") {
   DUET_NEEDS_CUDA();
   Mt19937 generator(107);

@@ -15,6 +15,7 @@ namespace kernels = duet::cuda::kernels;
 
 constexpr int kSide = 3, kTaps = 9, kNoPlace = 255;
 constexpr float kScale = 1.25f;
+constexpr float kSmallNaN = std::bit_cast<float>(0x7f800001u);  // infinity to who leaves out its lower bits
 
 /// The operand of a product: the nearest TF32 number, ties away from zero, or bfloat16.
 double operand(const kernels::Conv3x3& g, float x) {
@@ -72,7 +73,7 @@ void forward_case(const kernels::Conv3x3& g, bool odd) {
   Case c("conv3x3", {g.rows, g.channels, g.outputs, g.height, g.width, g.pad_h, g.pad_w, g.rounds, odd});
   const Floats x = c.input<float>("x", inputs_of(g), 1, [&](std::size_t i) {
     const float value = c.normal();
-    return !odd ? value : i % 50 == 3 ? kNaN : i % 61 == 5 ? kInfinity : value;
+    return !odd ? value : i % 50 == 3 ? kNaN : i % 50 == 8 ? kSmallNaN : i % 61 == 5 ? kInfinity : value;
   });
   const Floats w = c.normal("w", filters_of(g), 2), y = c.output("y", outputs_of(g), 3);
   c.run([&] { kernels::conv3x3({x.data(), nullptr, 1.0f}, w.data(), false, y.data(), g, nullptr); });
@@ -80,7 +81,6 @@ void forward_case(const kernels::Conv3x3& g, bool odd) {
   for_products(g, [&](std::size_t o, std::size_t i, std::size_t f) {
     sums[o].add(operand(g, x.first(i)) * operand(g, w.first(f)));
   });
-  // An element that is not finite may reach a product with a pixel of the padding, too.
   for (std::size_t o = 0; o < sums.size(); ++o) c.expect("y", o, y[o], sums[o], 12);
 }
 

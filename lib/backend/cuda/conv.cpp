@@ -58,15 +58,25 @@ class ConvResult {
   Tensor copy_;
 };
 
+/// The elements of a convolution's result.
+std::int64_t results_of(const Shape& x, const Shape& w, const Window2d& window) {
+  return x[0] * w[0] * window.out_h(x[2]) * window.out_w(x[3]);
+}
+
+/// Whether there is nothing to add up.
+bool is_empty(const Shape& x, const Shape& w, const Window2d& window) {
+  return x.count() == 0 || w.count() == 0 || results_of(x, w, window) == 0;
+}
+
 /// The convolution's sizes, if own kernels compute it: on tensor cores, where the filters are few enough that a library
 /// spends most of its time on laying images out anew.
 std::optional<kernels::Conv3x3> on_tensor_cores(const CudaDevice& device, const Shape& x, const Shape& w,
                                                 const Window2d& window) {
-  constexpr std::int64_t kMost = std::numeric_limits<int>::max(), kMostFilters = 32 * 64;
+  constexpr std::int64_t kMost = std::numeric_limits<int>::max() - 512, kMostFilters = 32 * 64;  // tiles are smaller
   const Window2d conv = {3, 3, 1, 1, window.pad_h, window.pad_w};
   const bool suits = window == conv && window.pad_h < 3 && window.pad_w < 3 && x[1] == w[1];
   if (device.precision() == Precision::fp32 || !suits || w[0] * w[1] > kMostFilters) return {};
-  if (x.count() > kMost || x[0] * w[0] * window.out_h(x[2]) * window.out_w(x[3]) > kMost) return {};
+  if (is_empty(x, w, window) || x.count() > kMost || results_of(x, w, window) > kMost) return {};
   return kernels::Conv3x3{.rows = static_cast<int>(x[0]),
                           .channels = static_cast<int>(x[1]),
                           .outputs = static_cast<int>(w[0]),
@@ -96,20 +106,22 @@ void data_on_tensor_cores(CudaDevice& device, const kernels::ConvImage& dy, cons
   kernels::conv3x3(dy, w.data<float>(), true, dx.data<float>(), back, device.stream());
 }
 
-/// One pass of the convolution of x (N, C, H, W) with w (K, C / groups, R, S). N > 0. For a, b and the result see
+/// Fills a tensor with zeros.
+void clear(CudaDevice& device, const Tensor& tensor) {
+  if (tensor.count() == 0) return;
+  check(cudaMemsetAsync(tensor.raw(), 0, tensor.bytes(), device.stream()), current_operator());
+}
+
+/// One pass of the convolution of x (N, C, H, W) with w (K, C / groups, R, S). For a, b and the result see
 /// ConvPlan::run.
 void convolve(CudaDevice& device, ConvPass pass, const Shape& x, const Shape& w, const Window2d& window,
               const ConvOperand& a, const ConvOperand& b, const Tensor& result) {
+  if (is_empty(x, w, window)) return clear(device, result);
   ConvPlan& plan = device.conv_plans().plan(device.cudnn(), {pass, x[0], x[1], x[2], x[3], w[0], x[1] / w[1], window,
                                                              device.precision(), device.deterministic()});
   const ConvResult place(result);
   plan.run(device, a.data(), b.data(), place.data());
   place.finish(device);
-}
-
-/// Fills a tensor with zeros.
-void clear(CudaDevice& device, const Tensor& tensor) {
-  check(cudaMemsetAsync(tensor.raw(), 0, tensor.bytes(), device.stream()), current_operator());
 }
 
 }  // namespace
@@ -146,9 +158,7 @@ void CudaBackend::conv2d_backward_weights(const Tensor& x, const Tensor& dy, con
                                           const Window2d& window) {
   same_device("conv2d_backward_weights", {{"x", x}, {"dy", dy}, {"dw", dw}, {"db", db}});
   CudaDevice& device = on(x);
-  if (x.size(0) == 0) {
-    clear(device, dw);
-  } else if (const auto shape = on_tensor_cores(device, x.shape(), dw.shape(), window)) {
+  if (const auto shape = on_tensor_cores(device, x.shape(), dw.shape(), window)) {
     weights_on_tensor_cores(device, x, {dy.data<float>(), nullptr, 1.0f}, dw, *shape);
   } else {
     convolve(device, ConvPass::backward_weights, x.shape(), dw.shape(), window, {device, x}, {device, dy}, dw);
@@ -159,7 +169,7 @@ void CudaBackend::conv2d_backward_weights(const Tensor& x, const Tensor& dy, con
 }
 
 // The fused operator dropout(relu(max_pool2d(conv2d(x)))): cuDNN's convolution, and one own kernel for all the rest; or
-// own kernels only, for images of one channel.
+// own kernels only, for images of one channel and on tensor cores.
 
 namespace {
 
@@ -250,8 +260,9 @@ void CudaBackend::conv_pool_relu_backward(const Tensor& dy, const Tensor& index,
       kernels::channel_bias_gradient(dy.data<float>(), places, scale, db.data<float>(), dy.size(0),
                                      to_int(dy.size(1), "channels"), dy.size(2) * dy.size(3), device.stream());
   };
-  if (x.size(0) == 0) {
+  if (dy.count() == 0) {
     clear(device, dw);
+    if (dx.defined()) clear(device, dx);
     return bias();
   }
   if (const auto shape = pooled_on_tensor_cores(device, x.shape(), w.shape(), op)) {

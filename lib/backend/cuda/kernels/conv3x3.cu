@@ -230,8 +230,8 @@ __device__ inline void convolve_tile(const ConvImage& images, const float* filte
   }
 }
 
-/// Groups of threads of a block: the gradients of images have half as many blocks, and twice as many channels to add
-/// up.
+/// Groups of threads of a block: where filters widen a network, the gradients of images have fewer blocks, and more
+/// channels to add up.
 template <bool kTransposed>
 constexpr int kGroupsOf = kTransposed ? 2 : 1;
 

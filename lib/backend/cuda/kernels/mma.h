@@ -3,6 +3,7 @@
 
 #include <cuda_runtime.h>
 
+#include <cmath>
 #include <cstdint>
 #include <cstring>
 
@@ -23,9 +24,9 @@ __device__ inline float float_of(std::uint32_t bits) {
 }
 
 /// Adds half a unit to what tensor cores leave out of a number, its lower 13 bits: these then take the nearest TF32
-/// number, ties away from zero.
+/// number, ties away from zero. Infinity stays that, and the sum gives NaN a bit that is not left out.
 __device__ inline float to_tf32(float value) {
-  return value == value ? float_of(bits_of(value) + 0x1000u) : value;  // NaN stays that
+  return fabsf(value) < INFINITY ? float_of(bits_of(value) + 0x1000u) : value + value;
 }
 
 /// sum (16, 8) += a (16, 8) b (8, 8), of TF32 numbers, by a whole warp. Lane 4 g + t has a(g, t), a(g + 8, t),
