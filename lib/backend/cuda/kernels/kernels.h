@@ -179,8 +179,8 @@ struct Conv3x3 {
   DUET_HOST_DEVICE int out_width() const { return width + 2 * pad_w - 2; }
 };
 /// y (rows, outputs, height + 2 pad_h - 2, width + 2 pad_w - 2), with filters w (outputs, channels, 3, 3); transposed:
-/// w (channels, outputs, 3, 3) from the last tap to the first, which makes a gradient of images of that of results, then
-/// also given by that of their pool.
+/// w (channels, outputs, 3, 3) from the last tap to the first, which makes a gradient of images of that of results,
+/// then also given by that of their pool.
 void conv3x3(const ConvImage& image, const float* w, bool transposed, float* y, const Conv3x3& shape,
              cudaStream_t stream);
 /// y and index of conv_pool_relu_forward, of images with an even height and width of the result.
@@ -188,7 +188,8 @@ void conv3x3_pool_forward(const float* x, const float* w, const float* bias, flo
                           const StepDraw* draw, float scale, const Conv3x3& shape, cudaStream_t stream);
 /// Partial sums that conv3x3_weights needs, in floats.
 std::int64_t conv3x3_partials(const Conv3x3& shape, bool pooled);
-/// dw (outputs, channels, 3, 3) of images x and the gradient of y. Where x is not finite, all taps of a filter may be NaN.
+/// dw (outputs, channels, 3, 3) of images x and the gradient of y. Where x is not finite, all taps of a filter may be
+/// NaN.
 void conv3x3_weights(const float* x, const ConvImage& dy, float* partials, float* dw, const Conv3x3& shape,
                      cudaStream_t stream);
 
