@@ -18,10 +18,14 @@ void check(bool holds, const char* what) {
 }
 
 void clear_left_groups(State& state) {
-  for (std::size_t g = 0; g < state.generation; ++g)
+  std::uint8_t oldest = state.decisions.generation;
+  if (state.elsewhere != 0) oldest = std::min(oldest, state.host.decisions.generation);
+  for (std::size_t g = 0; g < oldest; ++g)
     if (std::none_of(state.ranks.begin(), state.ranks.end(), [&](const Rank& rank) {
-          return rank.generation == g && (rank.at == At::stepping || rank.at == At::posted || rank.at == At::reduced ||
-                                          rank.at == At::finished || (rank.at == At::arrived && state.planned == g));
+          return rank.generation == g &&
+                 (rank.at == At::stepping || rank.at == At::posted || rank.at == At::reduced ||
+                  rank.at == At::finished ||
+                  (rank.at == At::arrived && (state.elsewhere != 0 || state.decisions.planned == g)));
         }))
       state.groups[g] = {};
 }
@@ -35,7 +39,7 @@ class RankTransitions {
   void collect() {
     const Rank& rank = state_.ranks[number_];
     if (rank.at == At::dead || rank.at == At::exited) return;
-    if (state_.deaths < rules_.most_deaths && !state_.ended && !state_.all_lost)
+    if (state_.deaths < rules_.most_deaths && !state_.decisions.ended && !state_.all_lost)
       add(
           "dies",
           [](State& next, Rank& r, Group&) {
@@ -44,7 +48,7 @@ class RankTransitions {
           },
           true);
     switch (rank.at) {
-      case At::starting: return state_.is_member(number_) ? arrive() : apply();
+      case At::starting: return state_.is_member(number_, seen().generation) ? arrive() : apply();
       case At::applying: return arrive_if_member();
       case At::arrived: return await_plan();
       case At::stepping: return rank.step == kSteps ? finish() : begin_collective();
@@ -68,20 +72,28 @@ class RankTransitions {
 
   const Rank& rank() const { return state_.ranks[number_]; }
   const Group& group() const { return state_.groups[rank().generation]; }
-  bool behind() const { return state_.generation > rank().generation; }
+  const Decisions& seen() const { return state_.seen_by(number_); }
+  bool behind() const { return seen().generation > rank().generation; }
+  /// What the rank writes to.
+  Line& line(State& next) const { return (state_.is_elsewhere(number_) ? next.host.lines : next.lines)[number_]; }
 
   void arrive() {
     add("arrives", [this](State& next, Rank& r, Group&) {
-      next.arrived[number_] = next.generation;
-      next.finished[number_] = 0;
-      r = {.at = At::arrived, .generation = next.generation, .step = r.step};
+      line(next).arrived = seen().generation;
+      line(next).finished = 0;
+      line(next).applies = false;
+      r = {.at = At::arrived, .generation = seen().generation, .step = r.step};
     });
   }
   void apply() {
-    if (!state_.ended) add("applies", [](State&, Rank& r, Group&) { r.at = At::applying; });
+    if (seen().ended) return;
+    add("applies", [this](State& next, Rank& r, Group&) {
+      line(next).applies = true;
+      r.at = At::applying;
+    });
   }
   void arrive_if_member() {
-    if (state_.is_member(number_)) arrive();
+    if (state_.is_member(number_, seen().generation)) arrive();
   }
   /// A wait that ends in a newer generation makes the step void.
   void arrive_if_behind() {
@@ -89,14 +101,14 @@ class RankTransitions {
   }
 
   void await_plan() {
-    if (state_.planned == rank().generation) take_or_give();
+    if (seen().planned == rank().generation) take_or_give();
     if (mistake_ != Mistake::wait_for_plan_only) arrive_if_behind();
   }
 
   void take_or_give() {
     const Group& g = group();
     if (rank().step == g.base) {
-      if (number_ == state_.source)
+      if (number_ == seen().source)
         add("gives a chunk", [](State&, Rank& r, Group& own) {
           if (++own.given == kChunks) r.at = At::stepping;
         });
@@ -107,7 +119,7 @@ class RankTransitions {
         if (mistake_ == Mistake::copy_in_place) r.step = kTornState;
         if (++r.copied < kChunks) return;
         r = {.at = At::stepping, .generation = r.generation, .step = own.base};
-        next.committed[number_] = own.base;
+        line(next).committed = own.base;
       });
     }
   }
@@ -121,7 +133,7 @@ class RankTransitions {
       ++own.posted[number_];
       r.at = At::posted;
       if (mistake_ == Mistake::commit_before_sums && r.collectives + 1 == kCollectives)
-        next.committed[number_] = static_cast<std::uint8_t>(r.step + 1);
+        line(next).committed = static_cast<std::uint8_t>(r.step + 1);
     });
   }
 
@@ -147,7 +159,7 @@ class RankTransitions {
       else
         add("commits", [this](State& next, Rank& r, Group&) {
           r = {.at = At::stepping, .generation = r.generation, .step = static_cast<std::uint8_t>(r.step + 1)};
-          next.committed[number_] = r.step;
+          line(next).committed = r.step;
         });
     }
     arrive_if_behind();
@@ -155,13 +167,13 @@ class RankTransitions {
 
   void finish() {
     add("has ended its training", [this](State& next, Rank& r, Group&) {
-      next.finished[number_] = static_cast<std::uint8_t>(r.generation + 1);
+      line(next).finished = static_cast<std::uint8_t>(r.generation + 1);
       r.at = At::finished;
     });
   }
 
   void await_end() {
-    if (state_.ended || mistake_ == Mistake::exit_when_committed)
+    if (seen().ended || mistake_ == Mistake::exit_when_committed)
       add("exits", [](State&, Rank& r, Group&) { r.at = At::exited; });
     arrive_if_behind();
   }
@@ -173,66 +185,202 @@ class RankTransitions {
   std::vector<Transition>& all_;
 };
 
-/// A dead rank makes a new generation, in which another process has its number, or which goes on without it.
+/// A lost rank makes a new generation, in which another process has its number, or which goes on without it.
+void lose(State& next, const Rules& rules, std::size_t number) {
+  Line& line = next.lines[number];
+  line.applies = false;
+  if (!next.is_member(number)) return;
+  const auto own = static_cast<std::uint8_t>(1u << number);
+  const std::uint8_t members = next.groups[next.decisions.generation].members;
+  const bool others_go_on = rules.least < kRanks && std::popcount(members) > rules.least;
+  next.groups[++next.decisions.generation].members = others_go_on ? members & ~own : members;
+  line.finished = line.arrived = 0;
+  if (rules.mistake != Mistake::keep_committed) line.committed = kNoState;
+}
+
+constexpr Rank kStarting = {.at = At::starting, .generation = 0, .step = kNoState};
+
 void see_death(const State& state, const Rules& rules, std::size_t number, std::vector<Transition>& all) {
-  if (state.ranks[number].at != At::dead) return;
+  if (state.ranks[number].at != At::dead || state.is_elsewhere(number)) return;
   State next = state;
-  next.ranks[number] = {.at = At::starting, .generation = 0, .step = kNoState};
-  if (state.is_member(number)) {
-    const auto own = static_cast<std::uint8_t>(1u << number);
-    const std::uint8_t members = state.groups[state.generation].members;
-    const bool others_go_on = rules.least < kRanks && std::popcount(members) > rules.least;
-    next.groups[++next.generation].members = others_go_on ? members & ~own : members;
-    next.finished[number] = 0;
-    if (rules.mistake != Mistake::keep_committed) next.committed[number] = kNoState;
-  }
+  lose(next, rules, number);
+  next.ranks[number] = kStarting;
   all.push_back({"arbiter sees the loss of rank " + std::to_string(number), next});
 }
 
 void admit(const State& state, Mistake mistake, std::size_t number, std::vector<Transition>& all) {
-  if (state.ranks[number].at != At::applying || state.is_member(number)) return;
+  if (!state.lines[number].applies || state.is_member(number)) return;
   State next = state;
-  if (mistake != Mistake::join_in_place) ++next.generation;
-  next.groups[next.generation].members =
-      static_cast<std::uint8_t>(state.groups[state.generation].members | 1u << number);
+  std::uint8_t& generation = next.decisions.generation;
+  if (mistake != Mistake::join_in_place) ++generation;
+  next.groups[generation].members =
+      static_cast<std::uint8_t>(state.groups[state.decisions.generation].members | 1u << number);
+  next.lines[number].applies = false;
   all.push_back({"arbiter admits rank " + std::to_string(number), next});
 }
 
 void publish_plan(const State& state, Mistake mistake, std::vector<Transition>& all) {
-  if (state.generation == state.planned) return;
+  const std::uint8_t generation = state.decisions.generation;
+  if (generation == state.decisions.planned) return;
   for (std::size_t r = 0; r < kRanks; ++r) {
     if (!state.is_member(r)) continue;
-    const std::uint8_t arrived = state.arrived[r];
-    if (mistake == Mistake::plan_before_arrivals ? arrived == 0 : arrived != state.generation) return;
+    const std::uint8_t arrived = state.lines[r].arrived;
+    if (mistake == Mistake::plan_before_arrivals ? arrived == 0 : arrived != generation) return;
   }
   State next = state;
   int step = -1;
   for (std::size_t r = 0; r < kRanks; ++r)
-    if (state.committed[r] != kNoState && state.committed[r] > step) {
-      step = state.committed[r];
-      next.source = static_cast<std::uint8_t>(r);
+    if (state.lines[r].committed != kNoState && state.lines[r].committed > step) {
+      step = state.lines[r].committed;
+      next.decisions.source = static_cast<std::uint8_t>(r);
     }
-  for (const std::uint8_t committed : state.committed)
-    check(committed == kNoState || committed + 1 >= step, "ranks are more than one step apart");
-  next.planned = state.generation;
+  for (const Line& line : state.lines)
+    check(line.committed == kNoState || line.committed + 1 >= step, "ranks are more than one step apart");
+  next.decisions.planned = generation;
   next.all_lost = step < 0;
-  if (step >= 0) next.groups[state.generation].base = static_cast<std::uint8_t>(step);
+  if (step >= 0) next.groups[generation].base = static_cast<std::uint8_t>(step);
   all.push_back({"the plan is published", next});
 }
 
 void end(const State& state, std::vector<Transition>& all) {
   for (std::size_t r = 0; r < kRanks; ++r)
-    if (state.is_member(r) && state.finished[r] != state.generation + 1) return;
+    if (state.is_member(r) && state.lines[r].finished != state.decisions.generation + 1) return;
   State next = state;
-  next.ended = true;
+  next.decisions.ended = true;
   all.push_back({"the job ends", next});
 }
 
+/// Collects what can happen between the arbiter and the other host.
+class HostTransitions {
+ public:
+  HostTransitions(const State& state, const Rules& rules, std::vector<Transition>& all)
+      : state_(state), rules_(rules), all_(all) {}
+
+  void collect() {
+    const Host& host = state_.host;
+    if (host.has_report) take_report();
+    if (host.is_dead) return lose_host();
+    if (host.has_order) follow();
+    if (!host.has_order && (host.decisions != state_.decisions || host.starts != 0)) order();
+    if (!host.has_report && has_news()) report();
+    if (state_.deaths < rules_.most_deaths && !state_.decisions.ended) die();
+  }
+
+ private:
+  template <typename Use>
+  void for_ranks(Use use) const {
+    for (std::size_t r = 0; r < kRanks; ++r)
+      if (state_.is_elsewhere(r)) use(r, static_cast<std::uint8_t>(1u << r));
+  }
+  void add(const char* name, State next, bool death = false) {
+    clear_left_groups(next);
+    all_.push_back({name, std::move(next), death});
+  }
+
+  void order() {
+    State next = state_;
+    Host& host = next.host;
+    host.has_order = true;
+    host.order = next.decisions;
+    host.ordered_starts = std::exchange(host.starts, std::uint8_t{0});
+    add("an order is sent", next);
+  }
+
+  void follow() {
+    State next = state_;
+    Host& host = next.host;
+    host.decisions = std::exchange(host.order, Decisions{});
+    for_ranks([&](std::size_t r, std::uint8_t bit) {
+      if ((host.ordered_starts & bit) == 0) return;
+      const std::uint8_t committed = rules_.mistake == Mistake::keep_old_line ? host.lines[r].committed : kNoState;
+      host.lines[r] = {.committed = committed};
+      host.started_processes[r] = host.processes[r];
+      host.told &= static_cast<std::uint8_t>(~bit);
+      next.ranks[r] = kStarting;
+    });
+    host.ordered_starts = 0;
+    host.has_order = false;
+    add("an order comes", next);
+  }
+
+  bool is_told(std::uint8_t bit) const { return (state_.host.told & bit) != 0; }
+  bool has_news() const {
+    bool news = false;
+    for_ranks([&](std::size_t r, std::uint8_t bit) {
+      news = news || (!is_told(bit) && (state_.ranks[r].at == At::dead || state_.host.lines[r] != state_.lines[r]));
+    });
+    return news;
+  }
+
+  /// Of a lost process the arbiter is told with what it wrote last.
+  void report() {
+    State next = state_;
+    Host& host = next.host;
+    host.has_report = true;
+    for_ranks([&](std::size_t r, std::uint8_t bit) {
+      if (is_told(bit)) return;
+      host.reported |= bit;
+      host.report[r] = host.lines[r];
+      host.reported_processes[r] = host.started_processes[r];
+      if (state_.ranks[r].at != At::dead) return;
+      host.told |= bit;
+      host.reported_losses |= bit;
+    });
+    add("a report is sent", next);
+  }
+
+  void take_report() {
+    State next = state_;
+    Host& host = next.host;
+    for_ranks([&](std::size_t r, std::uint8_t bit) {
+      if ((host.reported & bit) == 0 || host.reported_processes[r] != host.processes[r]) return;
+      next.lines[r] = host.report[r];
+      if ((host.reported_losses & bit) == 0 || next.decisions.ended) return;
+      lose(next, rules_, r);
+      host.starts |= bit;
+      ++host.processes[r];
+    });
+    host.report = {};
+    host.reported_processes = {};
+    host.reported = host.reported_losses = 0;
+    host.has_report = false;
+    add("a report comes", next);
+  }
+
+  void die() {
+    State next = state_;
+    ++next.deaths;
+    next.host.is_dead = true;
+    for_ranks(
+        [&](std::size_t r, std::uint8_t) { next.ranks[r] = {.at = At::dead, .generation = 0, .step = kNoState}; });
+    add("the other host dies", next, true);
+  }
+
+  /// Its ranks start on the arbiter's.
+  void lose_host() {
+    if (state_.decisions.ended) return;
+    State next = state_;
+    for_ranks([&](std::size_t r, std::uint8_t) {
+      lose(next, rules_, r);
+      next.ranks[r] = kStarting;
+    });
+    next.elsewhere = 0;
+    next.host = {};
+    add("arbiter sees the loss of the other host", next);
+  }
+
+  const State& state_;
+  const Rules& rules_;
+  std::vector<Transition>& all_;
+};
+
 }  // namespace
 
-State first_state() {
+State first_state(const Rules& rules) {
+  constexpr unsigned kAll = (1u << kRanks) - 1;
   State state;
-  state.groups[0].members = (1u << kRanks) - 1;
+  state.groups[0].members = kAll;
+  state.elsewhere = static_cast<std::uint8_t>(kAll & ~((1u << (kRanks - rules.ranks_elsewhere)) - 1));
   return state;
 }
 
@@ -240,7 +388,8 @@ std::vector<Transition> transitions(const State& state, const Rules& rules) {
   std::vector<Transition> all;
   if (state.all_lost) return all;
   for (std::size_t r = 0; r < kRanks; ++r) RankTransitions(state, rules, r, all).collect();
-  if (state.ended) return all;
+  if (state.elsewhere != 0) HostTransitions(state, rules, all).collect();
+  if (state.decisions.ended) return all;
   for (std::size_t r = 0; r < kRanks; ++r) see_death(state, rules, r, all);
   for (std::size_t r = 0; r < kRanks; ++r) admit(state, rules.mistake, r, all);
   publish_plan(state, rules.mistake, all);
@@ -253,7 +402,7 @@ bool is_end(const State& state) {
     return std::none_of(state.ranks.begin(), state.ranks.end(), [](const Rank& r) { return r.step <= kSteps; });
   for (std::size_t r = 0; r < kRanks; ++r) {
     const Rank& rank = state.ranks[r];
-    const bool left_out = state.ended && !state.is_member(r) && rank.step == kNoState;
+    const bool left_out = state.decisions.ended && !state.is_member(r) && rank.step == kNoState;
     if (rank.at != At::dead && !left_out && !(rank.at == At::exited && rank.step == kSteps)) return false;
   }
   return true;
@@ -262,7 +411,8 @@ bool is_end(const State& state) {
 std::string text_of(const State& state) {
   constexpr const char* kAt[] = {"dead",   "starting", "applying", "arrived", "stepping",
                                  "posted", "reduced",  "finished", "exited"};
-  std::string text = "generation " + std::to_string(state.generation) + ", planned " + std::to_string(state.planned);
+  std::string text = "generation " + std::to_string(state.decisions.generation) + ", planned " +
+                     std::to_string(state.decisions.planned);
   for (std::size_t r = 0; r < kRanks; ++r)
     text += "; rank " + std::to_string(r) + ": " + kAt[static_cast<std::size_t>(state.ranks[r].at)] + " in " +
             std::to_string(state.ranks[r].generation) + ", step " + std::to_string(state.ranks[r].step);

@@ -1,6 +1,7 @@
 // The recovery protocol of an elastic job as a state machine, which a test searches exhaustively: the launcher, which
 // is the arbiter, and ranks that run steps of collectives, die, and are replaced or left out until they join again.
-// Names are those of the runtime.
+// Some ranks may be on another host, whose memory follows that of the arbiter's by orders, and tells it of its ranks by
+// reports. Names are those of the runtime.
 #pragma once
 
 #include <array>
@@ -32,12 +33,14 @@ enum class Mistake {
   wait_for_plan_only,    // a rank that waits for a plan does not see the next generation
   commit_before_sums,    // a step counts when its last bucket is sent
   join_in_place,         // a rank that was left out becomes a member of the generation that runs
+  keep_old_line,         // on the other host, what a lost process wrote stands for its replacement
 };
 
 struct Rules {
   Mistake mistake = Mistake::none;
-  int least = kRanks;  // ranks that go on without a lost one; kRanks: they wait for its replacement
-  int most_deaths = kMostDeaths;
+  int least = kRanks;             // ranks that go on without a lost one; kRanks: they wait for its replacement
+  int most_deaths = kMostDeaths;  // of ranks, and of the other host
+  int ranks_elsewhere = 0;        // the last ones
 };
 
 /// Where the process of a rank is. What no other process can observe is not a state of its own: a rank that dies
@@ -75,18 +78,57 @@ struct Group {
   auto operator<=>(const Group&) const = default;
 };
 
-/// What lies in memory that the arbiter shares with its ranks, and all of the rest.
+/// What the arbiter decides.
+struct Decisions {
+  std::uint8_t generation = 0, planned = 0, source = 0;
+  bool ended = false;
+  auto operator<=>(const Decisions&) const = default;
+};
+
+/// What a rank writes into the memory of its host.
+struct Line {
+  std::uint8_t committed = 0, arrived = 0, finished = 0;  // `finished`: in which generation, + 1
+  bool applies = false;
+  auto operator<=>(const Line&) const = default;
+};
+using Lines = std::array<Line, kRanks>;
+
+/// The other host, and what is on its way to it and from it: one order and one report at most. Of ranks, bits and
+/// counts by their number.
+struct Host {
+  Decisions decisions{}, order{};
+  Lines lines{}, report{};
+  // How many processes had the number before: as the arbiter, the host, and the report have it.
+  std::array<std::uint8_t, kRanks> processes{}, started_processes{}, reported_processes{};
+  std::uint8_t starts = 0, ordered_starts = 0;     // of processes: not ordered yet, and on their way
+  std::uint8_t told = 0;                           // lost processes that the host has reported
+  std::uint8_t reported = 0, reported_losses = 0;  // in the report
+  bool has_order = false, has_report = false;
+  bool is_dead = false;  // with all its processes
+  auto operator<=>(const Host&) const = default;
+};
+
+/// What lies in memory that the arbiter shares with ranks of its host, and all of the rest.
 struct State {
-  std::uint8_t generation = 0, planned = 0, source = 0, deaths = 0;
-  bool ended = false, all_lost = false;
-  std::array<std::uint8_t, kRanks> committed{}, arrived{}, finished{};  // `finished`: in which generation, + 1
+  Decisions decisions{};
+  std::uint8_t deaths = 0;
+  bool all_lost = false;
+  std::uint8_t elsewhere = 0;  // a bit for each rank of the other host
+  Lines lines{};
   std::array<Rank, kRanks> ranks{};
+  Host host{};
   std::array<Group, 2 * kMostDeaths + 1> groups{};  // each lost rank may join again
   auto operator<=>(const State&) const = default;
-  bool is_member(std::size_t rank) const { return (groups[generation].members >> rank & 1) != 0; }
+  bool is_member(std::size_t rank, std::uint8_t generation) const {
+    return (groups[generation].members >> rank & 1) != 0;
+  }
+  bool is_member(std::size_t rank) const { return is_member(rank, decisions.generation); }
+  bool is_elsewhere(std::size_t rank) const { return (elsewhere >> rank & 1) != 0; }
+  /// What the rank sees of the decisions.
+  const Decisions& seen_by(std::size_t rank) const { return is_elsewhere(rank) ? host.decisions : decisions; }
 };
 /// All ranks step in the first generation.
-State first_state();
+State first_state(const Rules& rules);
 
 struct Transition {
   std::string name;

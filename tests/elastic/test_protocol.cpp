@@ -32,7 +32,7 @@ struct HashState {
 class Search {
  public:
   explicit Search(const Rules& rules) : rules_(rules) {
-    number_of(first_state(), 0);
+    number_of(first_state(rules), 0);
     for (std::uint32_t at = 0; at < states_.size() && problem_.empty(); ++at) expand(at);
     if (problem_.empty()) check_ends();
   }
@@ -121,6 +121,17 @@ TEST_CASE("ranks go on without lost ones, which join again at any moment, and no
   CHECK(search.ends() > 0);
 }
 
+TEST_CASE("ranks of another host, whose memory follows, agree with the others, and none waits for ever") {
+  const Rules rules =
+      GENERATE(Rules{.most_deaths = 2, .ranks_elsewhere = 1}, Rules{.most_deaths = 2, .ranks_elsewhere = 2},
+               Rules{.least = 1, .most_deaths = 1, .ranks_elsewhere = 1});
+  const Search search(rules);
+  INFO(rules.ranks_elsewhere << " there, at least " << rules.least << ": " << search.states() << " states; "
+                             << search.problem());
+  CHECK(search.problem().empty());
+  CHECK(search.ends() > 0);
+}
+
 TEST_CASE("the search finds mistakes that are planted in the protocol") {
   const auto mistake = GENERATE(Mistake::copy_in_place, Mistake::keep_committed, Mistake::plan_before_arrivals,
                                 Mistake::exit_when_committed, Mistake::wait_for_plan_only, Mistake::commit_before_sums);
@@ -132,6 +143,13 @@ TEST_CASE("the search finds mistakes that are planted in the protocol") {
 TEST_CASE("the search finds mistakes about ranks that were left out") {
   const auto mistake = GENERATE(Mistake::join_in_place, Mistake::keep_committed, Mistake::wait_for_plan_only);
   const Search search({.mistake = mistake, .least = 1, .most_deaths = 2});
+  INFO("mistake " << static_cast<int>(mistake));
+  CHECK_FALSE(search.problem().empty());
+}
+
+TEST_CASE("the search finds mistakes about ranks of another host") {
+  const auto mistake = GENERATE(Mistake::keep_old_line, Mistake::commit_before_sums);
+  const Search search({.mistake = mistake, .most_deaths = 2, .ranks_elsewhere = 1});
   INFO("mistake " << static_cast<int>(mistake));
   CHECK_FALSE(search.problem().empty());
 }
