@@ -3,6 +3,7 @@
 #include <poll.h>
 
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -60,11 +61,13 @@ std::string prefix_of(std::int32_t begun) { return concat("ranks/", begun, "/");
 
 class ArbiterHosts final : public JobHosts {
  public:
-  ArbiterHosts(const LaunchOptions& options, const JobMeeting& meeting, JobMemory& memory, JobArbiter& arbiter)
+  ArbiterHosts(const LaunchOptions& options, const JobMeeting& meeting, JobMemory& memory, JobArbiter& arbiter,
+               int interrupts)
       : options_(options),
         meeting_(meeting),
         memory_(memory),
         arbiter_(arbiter),
+        interrupts_(interrupts),
         store_(make_store(options, meeting, true)),
         greetings_(make_store(options, meeting, false), kGreetings, bell_, true),
         watch_(memory, bell_),
@@ -81,8 +84,9 @@ class ArbiterHosts final : public JobHosts {
       } catch (const Error&) {  // they hear no more of this launcher
         return;
       }
-      pollfd event{bell_.descriptor(), POLLIN, 0};
-      ::poll(&event, 1, static_cast<int>(kPause.count()));
+      std::array<pollfd, 2> events = {{{bell_.descriptor(), POLLIN, 0}, {interrupts_, POLLIN, 0}}};
+      ::poll(events.data(), events.size(), static_cast<int>(kPause.count()));
+      if (events[1].revents != 0) return;
     }
   }
 
@@ -297,6 +301,7 @@ class ArbiterHosts final : public JobHosts {
   const JobMeeting meeting_;
   JobMemory& memory_;
   JobArbiter& arbiter_;
+  const int interrupts_;
   Bell bell_;
   const std::unique_ptr<TcpStore> store_;
   Inbox greetings_;
@@ -433,8 +438,8 @@ class FollowerHosts final : public JobHosts {
 }  // namespace
 
 std::unique_ptr<JobHosts> make_job_arbiter(const LaunchOptions& options, const JobMeeting& meeting, JobMemory& memory,
-                                           JobArbiter& arbiter) {
-  return std::make_unique<ArbiterHosts>(options, meeting, memory, arbiter);
+                                           JobArbiter& arbiter, int interrupts) {
+  return std::make_unique<ArbiterHosts>(options, meeting, memory, arbiter, interrupts);
 }
 
 std::unique_ptr<JobHosts> make_job_follower(const LaunchOptions& options, const JobMeeting& meeting, JobMemory& memory,

@@ -62,9 +62,11 @@ struct JobMeeting {
   int port = 0;
   std::string run{}, secret{};
 };
-/// For the host with the arbiter: serves the store at which launchers and ranks meet. Throws CommError where it cannot.
+/// For the host with the arbiter: serves the store at which launchers and ranks meet. In the end it waits until the
+/// others know, but no longer than kHostLimit, and than `interrupts` becomes readable. Throws CommError where it
+/// cannot.
 std::unique_ptr<JobHosts> make_job_arbiter(const LaunchOptions& options, const JobMeeting& meeting, JobMemory& memory,
-                                           JobArbiter& arbiter);
+                                           JobArbiter& arbiter, int interrupts);
 /// For another host; `end_processes` kills those of this one, and is false where the job ends here. Throws CommError
 /// where the arbiter's does not answer within the time.
 std::unique_ptr<JobHosts> make_job_follower(const LaunchOptions& options, const JobMeeting& meeting, JobMemory& memory,

@@ -168,13 +168,8 @@ class Tests:
 
         def stop(hosts):
             hosts.await_step()
-            stopped = [hosts.launchers[1].process.pid, *hosts.launchers[1].ranks().values()]
-            for process in stopped:
-                os.kill(process, signal.SIGSTOP)
-            hosts.launchers[0].process.wait(LIMIT)
-            for process in stopped:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(process, signal.SIGCONT)
+            with stopped(hosts.launchers[1]):
+                hosts.launchers[0].process.wait(LIMIT)
 
         self.run("a host is stopped", "cnn", stop, [SILENT, "rank 3 is replaced"], {1: "exit code 1"}, **slow)
 
@@ -184,6 +179,18 @@ class Tests:
 
         self.run("the arbiter is interrupted", "cnn", interrupt, ["ended by signal 2"],
                  {0: "exit code 130", 1: "exit code 1"}, True, **slow)
+        def interrupt_twice(hosts):
+            hosts.await_step()
+            with stopped(hosts.launchers[1]):
+                hosts.launchers[0].process.send_signal(signal.SIGINT)
+                while hosts.launchers[0].ranks():
+                    time.sleep(0.01)
+                hosts.launchers[0].process.send_signal(signal.SIGINT)
+                hosts.launchers[0].process.wait(3)  # host 1 would be waited for for 5 s
+
+        self.run("the arbiter is interrupted twice", "cnn", interrupt_twice, ["ended by signal 2"],
+                 {0: "exit code 130", 1: "exit code 1"}, True, **slow)
+
         def refuse(hosts):
             hosts.command[hosts.command.index("-n") + 1] = "3"
             hosts.start_again(1)
@@ -242,6 +249,20 @@ class Tests:
 
             self.run(f"--seed {number}, {count_of} hosts, {least} at least", network, strike, hosts=count_of, least=least,
                      DUET_DELAY=f"all_reduce:*:{draw.choice((1000, 4000, 8000))}")
+
+
+@contextlib.contextmanager
+def stopped(launcher):
+    """With its ranks."""
+    processes = [launcher.process.pid, *launcher.ranks().values()]
+    for process in processes:
+        os.kill(process, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        for process in processes:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process, signal.SIGCONT)
 
 
 @contextlib.contextmanager
