@@ -215,10 +215,6 @@ int train_in_ranks(TrainOptions options) {
                       ", but the launcher started ", launched, " ranks");
   require<UsageError>(options.backend != "mpi" || ddp::is_launched_rank(), kNeedsMpirun);
   options.devices = launched;
-  require<UsageError>(
-      !options.job.elastic || !ddp::is_launched_rank() || Recovery::instance().expected(),
-      "--elastic, but a launcher that does not replace ranks has started this one: expected duet launch "
-      "--elastic");
   options.job.elastic = options.job.elastic || Recovery::instance().expected();
   if (options.verbose && ddp::is_launched_rank())
     std::fprintf(stderr, "duet: %s\n", ddp::describe(ddp::resolve_rank()).c_str());

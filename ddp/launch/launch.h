@@ -115,7 +115,7 @@ LaunchResult launch(const LaunchOptions& options);
 /// signal; failures are printed on stderr in one line. The processes are this program, started again with the same
 /// arguments: it runs up to this very call, calls `body`, and the call returns there too. So main() ends with `return
 /// spawn(...)`, or asks is_launched_rank() before it goes on. Within a launcher's job this process is one rank already
-/// and calls `body` itself.
+/// and calls `body` itself; options that only a launcher can follow, elastic among them, are a UsageError there.
 int spawn(const std::function<void(int rank)>& body, int ranks, LaunchOptions options = {});
 
 }  // namespace duet::ddp

@@ -16,6 +16,7 @@
 #include "ddp/launch/rank_resolver.h"
 #include "lib/base/descriptor.h"
 #include "lib/base/environment.h"
+#include "lib/base/recovery.h"
 #include "lib/error.h"
 
 namespace duet::ddp {
@@ -52,6 +53,22 @@ int run_rank(const std::function<void(int)>& body) {
   }
 }
 
+/// What only the launcher of a rank decides, which has been started by another one.
+void check_launched(const LaunchOptions& options) {
+  const LaunchOptions standard;
+  require<UsageError>(!options.elastic || environment_variable(kElasticVariable),
+                      "an elastic job, but a launcher that does not replace ranks has started this one: expected duet "
+                      "launch --elastic");
+  const char* const option = options.min_ranks != standard.min_ranks               ? "--min-ranks"
+                             : options.spares != standard.spares                   ? "--spares"
+                             : options.max_failures != standard.max_failures       ? "--max-failures"
+                             : options.replace_timeout != standard.replace_timeout ? "--replace-timeout"
+                             : options.stop_limit != standard.stop_limit           ? "--stop-limit"
+                                                                                   : nullptr;
+  require<UsageError>(option == nullptr, option == nullptr ? "" : option,
+                      " is for the launcher, but another one has started this rank: expected duet launch with it");
+}
+
 std::atomic<int> calls{0};
 
 }  // namespace
@@ -59,7 +76,8 @@ std::atomic<int> calls{0};
 int spawn(const std::function<void(int)>& body, int ranks, LaunchOptions options) {
   const int call = calls++;
   if (is_launched_rank()) {
-    const auto wanted = environment_variable(kCall);  // without it another launcher made this rank
+    const auto wanted = environment_variable(kCall);
+    if (!wanted) check_launched(options);
     return !wanted || *wanted == std::to_string(call) ? run_rank(body) : 0;
   }
   options.ranks = ranks;

@@ -328,6 +328,14 @@ class Strikes:
         for loop, text in loops.items():
             self.require_refused(loop, text, Job(command(self.options, loop, 2), DUET_FAULT=STRUCK.get(loop, "")))
 
+    def refuse_launcher(self):
+        """What only a launcher can follow, of a rank that another one has started."""
+        train = [self.options.duet, "train", "--mode", "ddp", "--data", "synthetic", "--train-images", "240", "--elastic"]
+        for flags, more, text in (((), (), "a launcher that does not replace ranks has started this one"),
+                                  (("--elastic",), ("--spares", "1"), "--spares is for the launcher")):
+            job = Job([self.options.duet, "launch", "-n", "2", *flags, "--", *train, *more])
+            self.require_refused(f"below duet launch {flags}", text, job)
+
     def run_ended(self):
         for (loop, timeout), texts in ENDED.items():
             self.jobs += 1
@@ -408,6 +416,7 @@ def run(options, folder):
         strikes.run_over_tcp()
         if not options.fewer:
             strikes.refuse(REFUSED)
+            strikes.refuse_launcher()
             strikes.run_ended()
     print(f"{strikes.jobs - strikes.failures} passed, {strikes.failures} failed")
     return 1 if strikes.failures else 0
