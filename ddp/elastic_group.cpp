@@ -26,8 +26,6 @@ namespace duet::ddp {
 
 namespace {
 
-/// How long the launcher may take to see that a process has ended which another rank has lost.
-constexpr std::chrono::seconds kLossPatience{10};
 // A wait looks at its store in pauses of a small part of what it has taken: a new process starts for half a second.
 constexpr Milliseconds kLeastPause{1}, kMostPause{20};
 constexpr int kPausesOfWait = 50;
@@ -139,6 +137,7 @@ Work ElasticGroup::start(const Call& call) {
   Work work = start_in(*inner_, call);
   if (recovery.commits() > 0 || recovery.in_state()) return work;
   work.wait();
+  require_newest();
   results_.keep(call);
   return {};
 }
@@ -153,6 +152,7 @@ Work ElasticGroup::start_in_step(const Call& call) {
     state->begin(name(call.op), [this, work = start_in(*inner_, call)](Clock::time_point deadline) mutable {
       try {
         deadline == Clock::time_point::max() ? work.wait() : work.wait(milliseconds_until(deadline));
+        require_newest();
       } catch (const CommError&) {
         void_if_lost();
       }
@@ -173,6 +173,12 @@ void ElasticGroup::void_if_lost() {
     recovery.set_void();
   }
   if (recovery.in_unit()) throw;
+}
+
+/// An aborted communicator's kernels send what they have to the others, whose collectives then end as if nothing had
+/// happened. It is aborted once there is a newer generation, so what has ended in the newest one is right.
+void ElasticGroup::require_newest() const {
+  require<CommError>(device_.kind == DeviceKind::cpu || !member_.is_behind(generation_), "a rank was lost");
 }
 
 /// A process that has just joined is void until its first step or unit, and passes over what the others have done.
@@ -223,10 +229,12 @@ void ElasticGroup::exchange_state(const RecoveryPlan& plan) {
   if (gives) state = recovery.state();
   std::array<std::int64_t, 2> numbers = {static_cast<std::int64_t>(state.size()), noted()};  // 0 bytes on the others
   inner_->all_reduce(Buffer(std::span<std::int64_t>(numbers)), ReduceOp::max).wait();
+  require_newest();
   const auto [bytes, calls] = numbers;
   state.resize(static_cast<std::size_t>(bytes));
   fault_point("state");
   inner_->broadcast(Buffer(state.data(), bytes, DType::u8), source).wait();
+  require_newest();
   set_noted(calls);  // ranks have made different calls in the void step, and before one of them has joined
   const bool takes = std::exchange(joins_, false) || recovery.commits() != plan.commits;
   if (takes) recovery.take_state(state);

@@ -52,6 +52,7 @@ class ElasticGroup final : public ProcessGroup {
   void void_if_lost();
   void leave_generation();
   void require_common() const;
+  void require_newest() const;
 
   const std::unique_ptr<JobMemory> memory_;
   JobMember member_;

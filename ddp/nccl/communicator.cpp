@@ -68,6 +68,21 @@ class BlockingCall {
   std::thread thread_;
 };
 
+/// NCCL's own abort may wait for another process that does not come any more; its kernels end all the same.
+void abort_within(Milliseconds limit, ncclComm_t communicator) {
+  try {
+    int gpu = 0;
+    check(cudaGetDevice(&gpu), "cudaGetDevice");
+    BlockingCall call("the thread that aborts a communicator of NCCL", [gpu, communicator] {
+      activate(gpu);
+      ncclCommAbort(communicator);
+    });
+    call.wait_until(Clock::now() + limit);
+  } catch (const Error&) {  // no thread could be started
+    ncclCommAbort(communicator);
+  }
+}
+
 /// What a thread that connects makes; its owner may not wait for it any longer.
 class Connecting {
  public:
@@ -125,7 +140,12 @@ Communicator::Communicator(std::shared_ptr<Store> store, int rank, int size, con
   check(cudaDeviceGetStreamPriorityRange(&least, &greatest), "cudaDeviceGetStreamPriorityRange");
   check(cudaStreamCreateWithPriority(&stream_, cudaStreamNonBlocking, greatest), "cudaStreamCreateWithPriority");
   ready_ = make_event(cudaEventDisableTiming);
-  connect();
+  try {
+    connect();
+  } catch (...) {
+    release();
+    throw;
+  }
 }
 
 void Communicator::connect() {
@@ -152,7 +172,6 @@ void Communicator::connect() {
     const CommError failure(abort(lock, connecting->name, error));
     lock.unlock();
     close(true);
-    release();
     throw failure;
   }
 }
@@ -173,8 +192,8 @@ Communicator::~Communicator() {
 
 void Communicator::release() {
   operations_.clear();
-  if (ready_ != nullptr) cudaEventDestroy(ready_);
-  if (stream_ != nullptr) cudaStreamDestroy(stream_);
+  if (const cudaEvent_t event = std::exchange(ready_, nullptr); event != nullptr) cudaEventDestroy(event);
+  if (const cudaStream_t stream = std::exchange(stream_, nullptr); stream != nullptr) cudaStreamDestroy(stream);
 }
 
 std::shared_ptr<Operation> Communicator::take_operation(const std::string& what, bool collective,
@@ -299,10 +318,25 @@ void Communicator::retire(Lock& lock) {
   }
 }
 
+/// Waits until the launcher of an elastic job has seen the loss: until then other ranks take what this one's kernels
+/// send once they are aborted.
+void Communicator::await_loss(Lock& lock) {
+  const Clock::time_point limit = Clock::now() + kLossPatience;
+  try {
+    for (; options_.check && failure_.empty() && Clock::now() < limit; lock.lock()) {
+      options_.check();
+      lock.unlock();
+      std::this_thread::sleep_for(kWatchEvery);
+    }
+  } catch (const CommError&) {  // there is a newer generation
+  }
+}
+
 /// Returns the text to be thrown. The first failure counts. Releases the caller's lock while other ranks are notified,
 /// which may take long.
 std::string Communicator::abort(Lock& lock, const std::string& operation, const Error& error) {
   std::string why = error.what();
+  if (!closing_) await_loss(lock);
   if (failure_.empty() && dynamic_cast<const RemoteError*>(&error) != nullptr) {
     lock.unlock();
     const std::string other = rendezvous_.wait_for_failure();
@@ -344,12 +378,13 @@ void Communicator::abort_now(Lock& lock) {
   changed_.wait_for(lock, kLeaveNccl, [this] { return !in_nccl_; });
   const ncclComm_t dead = std::exchange(to_abort_, nullptr);
   lock.unlock();
-  if (dead != nullptr) ncclCommAbort(dead);
+  if (dead != nullptr) abort_within(options_.group.leave_timeout, dead);
   lock.lock();
 }
 
 void Communicator::close(bool drop) noexcept {
   Lock lock(mutex_);
+  closing_ = true;
   try {
     activate(gpu_);
     for (int round = 0; !drop && failure_.empty() && !pending_.empty(); ++round) {
@@ -490,10 +525,10 @@ void Communicator::watch() {
 
 /// Throws the error that it finds.
 void Communicator::check_progress(Lock& lock) {
+  if (options_.check && !pending_.empty()) options_.check();  // first: retire() may wait for what only an abort ends
   retire(lock);
   if (communicator_ != nullptr) compare_headers(lock);
   if (pending_.empty() || communicator_ == nullptr) return;
-  if (options_.check) options_.check();
   const auto oldest = pending_.front();
   ncclResult_t state = ncclSuccess;
   check(ncclCommGetAsyncError(communicator_, &state));

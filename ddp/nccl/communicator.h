@@ -115,6 +115,7 @@ class Communicator {
   void check_progress(Lock& lock);
   void compare_headers(Lock& lock);
   void check_peers(Lock& lock, const Operation& oldest);
+  void await_loss(Lock& lock);
   std::string abort(Lock& lock, const std::string& operation, const Error& error);
   void start_abort();
   void abort_now(Lock& lock);
@@ -138,6 +139,7 @@ class Communicator {
   std::uint64_t collectives_ = 0;
   std::deque<std::shared_ptr<Operation>> pending_;
   std::vector<std::shared_ptr<Operation>> operations_;  // all, for reuse
+  bool closing_ = false;                                // by its owner
   bool stopping_ = false;
   std::condition_variable changed_;
   CallLog headers_;

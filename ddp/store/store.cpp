@@ -305,9 +305,11 @@ std::vector<std::string> rank_keys(const std::string& prefix, int size) {
 
 void await_ranks(Store& store, const std::vector<std::string>& keys, int rank, const std::string& act,
                  Milliseconds timeout) {
+  const Clock::time_point deadline = Clock::now() + timeout;
   try {
     store.wait(keys, timeout);
   } catch (const CommError&) {
+    if (Clock::now() < deadline) throw;  // for another reason
     const std::string missing = rank_names(ranks_without_key(store, keys));
     if (missing.empty()) throw;
     throw CommError(concat(missing, " of ", keys.size(), " did not ", act, " within ", timeout.count(),

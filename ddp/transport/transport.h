@@ -27,6 +27,9 @@ class LostRank : public CommError {
 };
 
 /// How ranks are connected; each backend reads what it needs.
+/// How long the launcher may take to see that a process has ended which another rank has lost.
+inline constexpr Milliseconds kLossPatience{10'000};
+
 struct ConnectOptions {
   std::string backend{};  // for connect(); not "auto"
   Milliseconds connect_timeout{30'000};

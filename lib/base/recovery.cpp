@@ -28,7 +28,7 @@ void StateStream::bytes(std::span<std::byte> own) {
 
 void StateStream::tensor(const Tensor& own) {
   const bool is_on_host = own.device().kind == DeviceKind::cpu;
-  const Tensor values = is_on_host ? own : own.to(Device{});
+  const Tensor values = is_on_host ? own : reads_ ? empty(own.shape(), own.dtype()) : own.to(Device{});
   bytes({static_cast<std::byte*>(values.raw()), values.bytes()});
   if (reads_ && !is_on_host) copy(values, own);
 }
@@ -313,6 +313,7 @@ void Recovery::take_state(std::span<const std::byte> bytes) {
   require<CommError>(state.at_end(),
                      "the state of another rank goes on behind this one's: its training has other "
                      "objects, or made them in another order");
+  is_kept_ = false;  // which was behind another step
   copy_states();
 }
 

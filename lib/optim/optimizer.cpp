@@ -114,6 +114,7 @@ void Optimizer::step() {
 
 void Optimizer::stream(StateStream& state) {
   for (const Tensor& buffer : state_.buffers) state.tensor(buffer);
+  if (state.reads()) state_.at_site.reset();  // copies of before
   state.bytes(std::as_writable_bytes(std::span(steps_)));
   state.value(lr_);
   lr_at_begin_ = lr_;

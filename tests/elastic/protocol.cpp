@@ -143,8 +143,15 @@ class RankTransitions {
     return true;
   }
 
+  /// Another rank has left the group, and its kernels have sent what they had.
+  bool is_aborted() const {
+    for (std::size_t r = 0; r < kRanks; ++r)
+      if ((group().members >> r & 1) != 0 && state_.ranks[r].generation > rank().generation) return rules_.aborts;
+    return false;
+  }
+
   void reduce() {
-    if (all_at(group().posted, group().posted[number_]))
+    if (is_aborted() || all_at(group().posted, group().posted[number_]))
       add("reduces", [this](State&, Rank& r, Group& own) {
         own.reduced[number_] = own.posted[number_];
         r.at = At::reduced;
@@ -153,7 +160,9 @@ class RankTransitions {
   }
 
   void complete() {
-    if (all_at(group().reduced, group().reduced[number_])) {
+    const bool counts = !rules_.aborts || !behind() || mistake_ == Mistake::take_from_aborted;
+    if (counts && (is_aborted() || all_at(group().reduced, group().reduced[number_]))) {
+      check(!is_aborted(), "sums count that an aborted communicator has a part in");
       if (rank().collectives + 1 < kCollectives)
         add("completes", [](State&, Rank& r, Group&) { r.at = At::stepping, ++r.collectives; });
       else
@@ -193,6 +202,7 @@ void lose(State& next, const Rules& rules, std::size_t number) {
   const auto own = static_cast<std::uint8_t>(1u << number);
   const std::uint8_t members = next.groups[next.decisions.generation].members;
   const bool others_go_on = rules.least < kRanks && std::popcount(members) > rules.least;
+  check(next.decisions.generation + std::size_t{1} < next.groups.size(), "more generations than the model has");
   next.groups[++next.decisions.generation].members = others_go_on ? members & ~own : members;
   line.finished = line.arrived = 0;
   if (rules.mistake != Mistake::keep_committed) line.committed = kNoState;

@@ -33,6 +33,7 @@ enum class Mistake {
   wait_for_plan_only,    // a rank that waits for a plan does not see the next generation
   commit_before_sums,    // a step counts when its last bucket is sent
   join_in_place,         // a rank that was left out becomes a member of the generation that runs
+  take_from_aborted,     // sums count in which an aborted communicator has a part
   keep_old_line,         // on the other host, what a lost process wrote stands for its replacement
 };
 
@@ -41,10 +42,11 @@ struct Rules {
   int least = kRanks;             // ranks that go on without a lost one; kRanks: they wait for its replacement
   int most_deaths = kMostDeaths;  // of ranks, and of the other host
   int ranks_elsewhere = 0;        // the last ones
+  bool aborts = false;            // who leaves a group ends the collectives of the others, as NCCL's kernels do
 };
 
 /// Where the process of a rank is. What no other process can observe is not a state of its own: a rank that dies
-/// between its last sum and its commit is one that died before that sum.
+/// between its last sum and its commit is one that died in `reduced`.
 enum class At : std::uint8_t {
   dead,      // and the arbiter has not seen it
   starting,  // runs main() from the top, up to its first training step

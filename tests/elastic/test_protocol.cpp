@@ -1,4 +1,4 @@
-// Every interleaving of the recovery protocol with up to three deaths.
+// Every interleaving of the recovery protocol with one to three deaths.
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
@@ -130,6 +130,17 @@ TEST_CASE("ranks of another host, whose memory follows, agree with the others, a
                              << search.problem());
   CHECK(search.problem().empty());
   CHECK(search.ends() > 0);
+}
+
+TEST_CASE("ranks whose communicators are aborted agree, and none waits for ever") {
+  const Rules rules = GENERATE(Rules{.aborts = true}, Rules{.least = 1, .most_deaths = 2, .aborts = true});
+  const Search search(rules);
+  INFO("at least " << rules.least << ": " << search.states() << " states; " << search.problem());
+  CHECK(search.problem().empty());
+  CHECK(search.ends() > 0);
+  const Search mistaken(
+      {.mistake = Mistake::take_from_aborted, .least = rules.least, .most_deaths = 1, .aborts = true});
+  CHECK_FALSE(mistaken.problem().empty());
 }
 
 TEST_CASE("the search finds mistakes that are planted in the protocol") {

@@ -29,6 +29,7 @@ namespace {
 constexpr std::size_t kMostRanks = 16;
 constexpr std::size_t kMostBytes = std::size_t{64} << 20;  // of one rank's part; pages that are not used cost nothing
 constexpr std::chrono::microseconds kPollEvery{100};
+constexpr int kGarbage = 0x47;  // a large number in each byte
 
 /// A rank's part in a collective, but for its data.
 struct Part {
@@ -86,15 +87,20 @@ std::size_t bytes_of(const Request& request) {
   return pieces * request.count * size_of(request.type);
 }
 
-/// What NCCL's own threads find out: that another rank's communicator was aborted, and, with even seeds only, that a
-/// rank has died. A kernel that waits for a GPU next to it notices nothing.
+/// With even seeds, what NCCL's own threads find out: that another rank's communicator was aborted, or that it has
+/// died. A kernel that waits for a GPU next to it notices nothing, and takes what an aborted one sends for data.
+bool threads_look() { return setting("DUET_SIM_SEED", 1) % 2 == 0; }
 ncclResult_t look_at_others(const ncclComm& comm) {
-  const bool sees_deaths = setting("DUET_SIM_SEED", 1) % 2 == 0;
-  for (std::size_t rank = 0; rank < comm.group->ranks.size(); ++rank) {
+  for (std::size_t rank = 0; threads_look() && rank < comm.group->ranks.size(); ++rank) {
     const Board::Line& line = comm.group->board->line(rank);
-    if (line.aborted || (sees_deaths && ::kill(line.process, 0) != 0)) return ncclRemoteError;
+    if (line.aborted || ::kill(line.process, 0) != 0) return ncclRemoteError;
   }
   return ncclSuccess;
+}
+bool sends_garbage(const ncclComm& comm) {
+  for (std::size_t rank = 0; !threads_look() && rank < comm.group->ranks.size(); ++rank)
+    if (static_cast<int>(rank) != comm.rank && comm.group->board->line(rank).aborted) return true;
+  return false;
 }
 
 bool is_posted(const ncclComm& comm, std::uint64_t number) {
@@ -110,7 +116,7 @@ void watch(ncclComm* comm) {
   for (;;) {
     state().changed.wait(lock, [&] { return !comm->alive || !comm->held.empty(); });
     if (!comm->alive) return;
-    if (is_posted(*comm, comm->held.front().first)) {
+    if (is_posted(*comm, comm->held.front().first) || sends_garbage(*comm)) {
       release(comm->held.front().second);
       comm->held.pop_front();
       continue;
@@ -138,6 +144,10 @@ void post(const Request& request, std::uint64_t number) {
 void take(const Request& own, std::uint64_t number) {
   Board& board = *own.comm->group->board;
   if (board.line(static_cast<std::size_t>(own.comm->rank)).aborted) return;
+  if (!is_posted(*own.comm, number)) {
+    std::memset(own.receive, kGarbage, own.count * size_of(own.type));
+    return;
+  }
   std::vector<Request> all;
   for (std::size_t rank = 0; rank < own.comm->group->ranks.size(); ++rank) {
     const Part& part = board.part(rank, number);
