@@ -326,7 +326,10 @@ class Strikes:
 
     def refuse(self, loops):
         for loop, text in loops.items():
-            self.require_refused(loop, text, Job(command(self.options, loop, 2), DUET_FAULT=STRUCK.get(loop, "")))
+            # The others are in the step by then, so that it is void.
+            late = {"DUET_DELAY": "all_reduce:1:20000"} if loop in STRUCK else {}
+            job = Job(command(self.options, loop, 2), DUET_FAULT=STRUCK.get(loop, ""), **late)
+            self.require_refused(loop, text, job)
 
     def refuse_launcher(self):
         """What only a launcher can follow, of a rank that another one has started."""
