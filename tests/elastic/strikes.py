@@ -3,6 +3,7 @@
 
     strikes.py DUET PROGRAM GAN IMAGENET MAKE_IMAGE_FOLDER     each fault point and rank with signals and networks in turn,
                                                                loops that are refused, and jobs that end after a loss
+    strikes.py ... --cells                     each fault point with each rank and signal
     strikes.py ... --libtorch PROGRAM TRAIN_ELASTIC            only the networks of LibTorch
     strikes.py ... --random N [--seed S]       N jobs, struck at random times; prints one line for each failure
 
@@ -57,6 +58,19 @@ REFUSED_OF_LIBTORCH = {"unkept": " has changed in a step, but is of no optimizer
 # Steps have two buckets each, and passes nine steps.
 STRUCK = {"breaks": "all_reduce:1:9:9", "breaks_last": "all_reduce:1:9:9", "shared": "all_reduce:1:21:9",
           "absent": "all_reduce:1:9:9", "fails": "all_reduce:1:9:9"}
+# Fault points, and how often a rank has passed them when it is struck.
+IN_STEPS = (("all_reduce", 1), ("all_reduce", 2), ("all_reduce", 15), ("collective", 5), ("collective", 15), ("collective", 25),
+            ("init", 1))
+IN_TRAININGS = (("input", 9), ("forward", 1), ("forward", 12), ("backward", 10), ("update", 20), ("commit", 8), ("evaluation", 1),
+                ("checkpoint", 1), ("checkpoint", 4), ("end", 1))
+# The sums 21 to 24 of the GAN are those of one step: two of the discriminator's losses, and two of the generator's.
+IN_OWN_LOOPS = (("init", 1), ("all_reduce", 2), ("all_reduce", 22), ("all_reduce", 23), ("all_reduce", 24), ("collective", 41),
+                ("commit", 9), ("commit", 12))
+RANKS = (0, 1, 2)
+# Of a second rank, or of the new process, during the recovery from the loss of rank 1.
+IN_RECOVERY = [(point, rank) for point, ranks in (("joining", (1,)), ("arriving", (0, 2)), ("agreement", RANKS), ("state", RANKS))
+               for rank in ranks]
+SIGNALS = (signal.SIGKILL, signal.SIGSTOP, signal.SIGSEGV)
 KILLED_TWICE = "has killed rank {} twice: its rows of the batch may be the cause"
 # What is said of the first loss, and of the end.
 ENDED = {("kills", "10"): ("rank 1 was killed by signal 9 (SIGKILL) after step 5; another process replaces it",
@@ -219,14 +233,10 @@ class Strikes:
             print(f"{what}, struck: {struck}: {wrong}\n{errors[-2000:]}", flush=True)
 
     def run_points(self):
-        points = [("all_reduce", 1), ("all_reduce", 2), ("all_reduce", 15), ("collective", 5), ("collective", 15),
-                  ("collective", 25), ("init", 1)]
-        signals = (signal.SIGKILL, signal.SIGSTOP, signal.SIGSEGV)
-        ranks = (0, 1, 2)
         # Each pair of (point, rank), (point, network), (rank, signal)... is met.
-        for i, ((point, times), rank) in enumerate(itertools.product(points, ranks)):
+        for i, ((point, times), rank) in enumerate(itertools.product(IN_STEPS, RANKS)):
             for j in range(2):
-                network, number = NETWORKS[(i + j) % 4], signals[(i // 3 + j) % 3]
+                network, number = NETWORKS[(i + j) % 4], SIGNALS[(i // 3 + j) % 3]
                 fault = f"{point}:{rank}:{times}:{int(number)}"
                 self.run(f"DUET_FAULT={fault}, {network}", network, 3, lambda job: [], DUET_FAULT=fault)
         fault = "all_reduce:1:9:9"  # dropout counts its draws where batches have no stamp
@@ -239,27 +249,31 @@ class Strikes:
         fault = "posting:2:16:19,posted:1:16:9"
         self.run(f"DUET_FAULT={fault}, trained_linear", "trained_linear", 3, lambda job: resume(job, 2), DUET_FAULT=fault)
 
-        points = [("input", 9), ("forward", 1), ("forward", 12), ("backward", 10), ("update", 20), ("commit", 8), ("evaluation", 1),
-                  ("checkpoint", 1), ("checkpoint", 4), ("end", 1)]
-        for i, ((point, times), rank) in enumerate(itertools.product(points, ranks)):
-            network, number = OF_TRAIN[(i // 3 + rank) % 3], signals[(i + i // 3) % 3]
+        for i, ((point, times), rank) in enumerate(itertools.product(IN_TRAININGS, RANKS)):
+            network, number = OF_TRAIN[(i // 3 + rank) % 3], SIGNALS[(i + i // 3) % 3]
             fault = f"{point}:{rank}:{times}:{int(number)}"
             self.run(f"DUET_FAULT={fault}, {network}", network, 3, lambda job: [], DUET_FAULT=fault)
 
-        # The sums 21 to 24 of the GAN are those of one step: two of the discriminator's losses, and two of the generator's.
-        points = [("init", 1), ("all_reduce", 2), ("all_reduce", 22), ("all_reduce", 23), ("all_reduce", 24), ("collective", 41),
-                  ("commit", 9), ("commit", 12)]
-        for i, ((point, times), rank) in enumerate(itertools.product(points, ranks)):
-            network, number = OWN[(i + i // 3) % 3], signals[i % 3]
+        for i, ((point, times), rank) in enumerate(itertools.product(IN_OWN_LOOPS, RANKS)):
+            network, number = OWN[(i + i // 3) % 3], SIGNALS[i % 3]
             fault = f"{point}:{rank}:{times}:{int(number)}"
             self.run(f"DUET_FAULT={fault}, {network}", network, 3, lambda job: [], DUET_FAULT=fault)
 
-        # A second rank, or the new process, during the recovery from the loss of rank 1.
-        points = [("joining", (1,)), ("arriving", (0, 2)), ("agreement", ranks), ("state", ranks)]
-        for i, (point, rank) in enumerate((point, rank) for point, ranks_of in points for rank in ranks_of):
-            network, number = (NETWORKS + OF_TRAIN + OWN)[i % 10], signals[i % 3]
-            fault = f"all_reduce:1:9:9,{point}:{rank}:1:{int(number)}:{int(rank == 1)}"
-            self.run(f"DUET_FAULT={fault}, {network}", network, 3, lambda job: [], DUET_FAULT=fault)
+        for i, (point, rank) in enumerate(IN_RECOVERY):
+            self.run_in_recovery(point, rank, SIGNALS[i % 3], (NETWORKS + OF_TRAIN + OWN)[i % 10])
+
+    def run_in_recovery(self, point, rank, number, network):
+        fault = f"all_reduce:1:9:9,{point}:{rank}:1:{int(number)}:{int(rank == 1)}"
+        self.run(f"DUET_FAULT={fault}, {network}", network, 3, lambda job: [], DUET_FAULT=fault)
+
+    def run_cells(self):
+        """Each fault point, rank and signal, with networks in turn."""
+        for points, networks in ((IN_STEPS, NETWORKS), (IN_TRAININGS, OF_TRAIN), (IN_OWN_LOOPS, OWN)):
+            for i, ((point, times), rank, number) in enumerate(itertools.product(points, RANKS, SIGNALS)):
+                network, fault = networks[(i + i // 9) % len(networks)], f"{point}:{rank}:{times}:{int(number)}"
+                self.run(f"DUET_FAULT={fault}, {network}", network, 3, lambda job: [], DUET_FAULT=fault)
+        for i, ((point, rank), number) in enumerate(itertools.product(IN_RECOVERY, SIGNALS)):
+            self.run_in_recovery(point, rank, number, (NETWORKS + OF_TRAIN + OWN)[i % 10])
 
     def run_with_fewer(self):
         """The others go on after a loss; the lost rank joins them again, or is struck before it has."""
@@ -388,6 +402,7 @@ def main():
     parser.add_argument("make_image_folder")
     parser.add_argument("--libtorch", nargs=2, metavar=("PROGRAM", "TRAIN_ELASTIC"))
     parser.add_argument("--fewer", action="store_true", help="only the jobs that go on with fewer ranks, or have spare ones")
+    parser.add_argument("--cells", action="store_true", help="each fault point with each rank and signal")
     parser.add_argument("--random", type=int, metavar="N")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--networks", nargs="+", default=[], help="of --random; default: all")
@@ -408,6 +423,8 @@ def run(options, folder):
     if options.random:
         strikes.run_random(options.random, options.seed)
         print(f"{strikes.strikes} strikes; {strikes.lost} jobs of which no rank was left with the state")
+    elif options.cells:
+        strikes.run_cells()
     elif options.libtorch:
         strikes.run_libtorch()
     else:
