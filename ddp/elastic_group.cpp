@@ -28,7 +28,7 @@ namespace {
 
 // A wait looks at its store in pauses of a small part of what it has taken: a new process starts for half a second.
 constexpr Milliseconds kLeastPause{1}, kMostPause{20};
-constexpr int kPausesOfWait = 50;
+constexpr int kPauses = 50;
 
 Milliseconds milliseconds_until(Clock::time_point deadline) {
   return std::chrono::ceil<Milliseconds>(deadline - Clock::now());
@@ -45,9 +45,11 @@ class CheckedStore final : public Store {
     const Clock::time_point begin = Clock::now();
     while (!store_->check(strings)) {
       const auto waited = std::chrono::floor<Milliseconds>(Clock::now() - begin);
-      require<CommError>(waited < timeout, "waited ", timeout.count(), " ms for the store's key ", strings.back());
+      for (const auto& key : strings)
+        require<CommError>(waited < timeout || store_->check({key}), "waited ", timeout.count(),
+                           " ms for the store's key ", key);
       check_();
-      std::this_thread::sleep_for(std::clamp(waited / kPausesOfWait, kLeastPause, kMostPause));
+      std::this_thread::sleep_for(std::clamp(waited / kPauses, kLeastPause, kMostPause));
     }
     return store_->request(op, std::move(strings), store_->timeout());
   }

@@ -169,7 +169,6 @@ Rendezvous read_method(const InitOptions& options) {
 /// How many rendezvous without an address this process has had.
 std::atomic<int> meetings{0};
 
-/// Waits until all ranks have set their key.
 void store_barrier(Store& store, const char* name, const char* act, const Rendezvous& meeting, Milliseconds timeout) {
   const std::vector<std::string> keys = rank_keys(name, meeting.world_size);
   try {

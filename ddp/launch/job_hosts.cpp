@@ -263,12 +263,12 @@ class ArbiterHosts final : public JobHosts {
   void look_for_absent() {
     if (Clock::now() < join_until_ || memory_.ended()) return;
     join_until_ = Clock::time_point::max();
-    std::string absent;
+    std::vector<int> absent;
     for (int host = 1; host < options_.nodes; ++host)
-      if (!known_.contains(host)) absent += concat(absent.empty() ? "" : ", ", "host ", host);
-    if (absent.empty()) return;
-    events_.push_back(
-        {.text = concat("no duet launch of ", absent, " came within ", options_.join_timeout.count(), " ms")});
+      if (!known_.contains(host)) absent.push_back(host);
+    if (!absent.empty())
+      events_.push_back({.text = concat("no duet launch of ", rank_names(absent, "host"), " came within ",
+                                        options_.join_timeout.count(), " ms")});
   }
 
   /// Its launcher is told, as it may only have been stopped.

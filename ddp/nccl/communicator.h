@@ -139,8 +139,7 @@ class Communicator {
   std::uint64_t collectives_ = 0;
   std::deque<std::shared_ptr<Operation>> pending_;
   std::vector<std::shared_ptr<Operation>> operations_;  // all, for reuse
-  bool closing_ = false;                                // by its owner
-  bool stopping_ = false;
+  bool closing_ = false, stopping_ = false;             // the communicator, and then its watchdog
   std::condition_variable changed_;
   CallLog headers_;
   Clock::time_point next_comparison_{};

@@ -291,10 +291,10 @@ const std::string* MemoryStore::missing_key(Waiter& waiter) {
   }
 }
 
-std::string rank_names(const std::vector<int>& ranks) {
+std::string rank_names(const std::vector<int>& ranks, const std::string& kind) {
   std::string text;
   for (const int rank : ranks) text += concat(text.empty() ? "" : ", ", rank);
-  return ranks.empty() ? "" : concat(ranks.size() > 1 ? "ranks " : "rank ", text);
+  return ranks.empty() ? "" : concat(kind, ranks.size() > 1 ? "s " : " ", text);
 }
 
 std::vector<std::string> rank_keys(const std::string& prefix, int size) {

@@ -179,8 +179,8 @@ class MemoryStore final : public Store {
   Waiters waiters_;
 };
 
-/// "rank 1", "ranks 1, 3"; empty for none.
-std::string rank_names(const std::vector<int>& ranks);
+/// "rank 1", "ranks 1, 3", or those of another kind; empty for none.
+std::string rank_names(const std::vector<int>& ranks, const std::string& kind = "rank");
 /// The ranks' keys in a store: "PREFIX/0", "PREFIX/1", ...
 std::vector<std::string> rank_keys(const std::string& prefix, int size);
 /// Waits until all ranks have set their key of rank_keys(). Throws CommError that names those that did not, by `act`:

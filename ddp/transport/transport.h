@@ -26,10 +26,10 @@ class LostRank : public CommError {
   int rank_;
 };
 
-/// How ranks are connected; each backend reads what it needs.
 /// How long the launcher may take to see that a process has ended which another rank has lost.
 inline constexpr Milliseconds kLossPatience{10'000};
 
+/// How ranks are connected; each backend reads what it needs.
 struct ConnectOptions {
   std::string backend{};  // for connect(); not "auto"
   Milliseconds connect_timeout{30'000};

@@ -322,7 +322,7 @@ class HostTransitions {
     return news;
   }
 
-  /// Of a lost process the arbiter is told with what it wrote last.
+  /// The report of a lost process has the line that it wrote last.
   void report() {
     State next = state_;
     Host& host = next.host;

@@ -41,7 +41,7 @@ struct Weight final : Recoverable {
   int value = 1;
 };
 
-/// As a parameter store or an optimizer has them.
+/// A parameter store and an optimizer keep their values like this.
 struct Values final : Recoverable {
   explicit Values(Tensor given) : tensor(std::move(given)) { join(); }
   ~Values() override { leave(); }

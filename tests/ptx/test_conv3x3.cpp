@@ -15,7 +15,7 @@ namespace kernels = duet::cuda::kernels;
 
 constexpr int kSide = 3, kTaps = 9, kNoPlace = 255;
 constexpr float kScale = 1.25f;
-constexpr float kSmallNaN = std::bit_cast<float>(0x7f800001u);  // infinity to who leaves out its lower bits
+constexpr float kSmallNaN = std::bit_cast<float>(0x7f800001u);  // it is infinity without its lower bits
 
 /// The operand of a product: the nearest TF32 number, ties away from zero, or bfloat16.
 double operand(const kernels::Conv3x3& g, float x) {
