@@ -77,7 +77,7 @@ class ModuleHooks final : public GradientSynchroniser, private Recoverable {
         at_begin_(store_.hooks().at_backward_begin([this] { backward_begins(); })),
         on_ready_(store_.hooks().on_grad_ready([this](int slot) { grad_ready(slot); })),
         at_end_(store_.hooks().at_backward_end([this] { backward_ended(); })) {
-    Recoverable::join();
+    Recoverable::join("a DistributedDataParallel");
   }
   ~ModuleHooks() override { leave(); }
 

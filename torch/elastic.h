@@ -49,11 +49,11 @@ inline void stream_tensor(StateStream& state, const at::Tensor& tensor, const at
 class ElasticState final : private Recoverable {
  public:
   /// `optimizer`: whose state it is, if any.
-  ElasticState(std::string name, std::function<void(StateStream&)> stream,
+  ElasticState(const std::string& name, std::function<void(StateStream&)> stream,
                const ::torch::optim::Optimizer* optimizer = nullptr)
-      : name_(std::move(name)), stream_(std::move(stream)), optimizer_(optimizer) {
+      : stream_(std::move(stream)), optimizer_(optimizer) {
+    join(concat("the state '", name, "'"));
     all().push_back(this);
-    join();
   }
   ~ElasticState() override {
     leave();
@@ -78,15 +78,8 @@ class ElasticState final : private Recoverable {
   }
 
   bool is_copied() const override { return true; }
-  void stream(StateStream& state) override {
-    std::string name = name_;
-    state.sequence(name);
-    require<CommError>(name == name_, "the state of another rank has '", name, "', expected '", name_,
-                       "': its training has other parts, or made them in another order");
-    stream_(state);
-  }
+  void stream(StateStream& state) override { stream_(state); }
 
-  const std::string name_;
   const std::function<void(StateStream&)> stream_;
   const ::torch::optim::Optimizer* const optimizer_;
 };
@@ -173,13 +166,10 @@ class OptimizerStream {
   }
 };
 
-[[nodiscard]] inline elastic::State keep_state(std::string name, std::function<void(StateStream&)> stream,
+[[nodiscard]] inline elastic::State keep_state(const std::string& name, std::function<void(StateStream&)> stream,
                                                const ::torch::optim::Optimizer* optimizer = nullptr) {
-  const Recovery& recovery = Recovery::instance();
-  if (!recovery.expected()) return nullptr;
-  require<UsageError>(recovery.commits() == 0, "the state '", name,
-                      "' is made after a step or unit of an elastic job, expected before the first one");
-  return std::make_shared<ElasticState>(std::move(name), std::move(stream), optimizer);
+  if (!Recovery::instance().expected()) return nullptr;
+  return std::make_shared<ElasticState>(name, std::move(stream), optimizer);
 }
 
 /// While what it returns, or a copy of that, lives, the optimizer is part of the training of an elastic job: where a
@@ -193,28 +183,28 @@ class OptimizerStream {
 /// Rates and the like may be set within steps and between them. Throws UsageError for classes other than
 /// torch::optim::SGD, Adam, AdamW, RMSprop and Adagrad; CommError in a process that gets another state than it has
 /// under this name. Used by the thread that trains.
-[[nodiscard]] inline elastic::State elastic_state(std::string name, ::torch::optim::Optimizer& optimizer) {
+[[nodiscard]] inline elastic::State elastic_state(const std::string& name, ::torch::optim::Optimizer& optimizer) {
   const OptimizerStream::Stream stream = OptimizerStream::of(optimizer);
   require<UsageError>(stream != nullptr || !Recovery::instance().expected(), "the state '", name,
                       "' is of an optimizer whose state is not known: an elastic job keeps those of torch::optim::SGD, "
                       "Adam, AdamW, RMSprop and Adagrad");
   return keep_state(
-      std::move(name), [stream, &optimizer](StateStream& state) { stream(optimizer, state); }, &optimizer);
+      name, [stream, &optimizer](StateStream& state) { stream(optimizer, state); }, &optimizer);
 }
 
 /// Likewise a schedule that steps within the bodies of the loop; one that steps between them needs it not.
-[[nodiscard]] inline elastic::State elastic_state(std::string name, ::torch::optim::LRScheduler& schedule) {
+[[nodiscard]] inline elastic::State elastic_state(const std::string& name, ::torch::optim::LRScheduler& schedule) {
   struct Steps : ::torch::optim::LRScheduler {
     static auto member() { return &Steps::step_count_; }
   };
-  return keep_state(std::move(name), [&schedule](StateStream& state) { state.value(schedule.*Steps::member()); });
+  return keep_state(name, [&schedule](StateStream& state) { state.value(schedule.*Steps::member()); });
 }
 
 /// Likewise the values of tensors that no wrapper's module has, such as parameters and buffers of an average of the
 /// trained module: dense ones on the CPU.
-[[nodiscard]] inline elastic::State elastic_state(std::string name, std::vector<at::Tensor> tensors) {
+[[nodiscard]] inline elastic::State elastic_state(const std::string& name, std::vector<at::Tensor> tensors) {
   for (const at::Tensor& tensor : tensors) require_on_host({name, tensor});
-  return keep_state(std::move(name), [tensors = std::move(tensors)](StateStream& state) {
+  return keep_state(name, [tensors = std::move(tensors)](StateStream& state) {
     for (const at::Tensor& tensor : tensors) stream_tensor(state, tensor, tensor);
   });
 }

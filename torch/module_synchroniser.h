@@ -71,7 +71,7 @@ class ModuleSynchroniser final : private Recoverable {
       const Lasting::Hold in_state = Recovery::instance().exchange_state();
       broadcast_parameters_and_buffers(0);
     }
-    Recoverable::join();
+    Recoverable::join("a wrapper");
   }
   ~ModuleSynchroniser() override {
     leave();

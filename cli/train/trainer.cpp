@@ -148,7 +148,7 @@ class Trainer : private Recoverable {
         progress_(options, leader()),
         end_([&group](std::span<double> numbers) { sum_over_ranks(group, numbers); }) {
     if (!options.fault_log.empty()) log_faults();
-    join();
+    join("the trainer");
   }
   ~Trainer() override { leave(); }
 

@@ -101,11 +101,7 @@ ncclUniqueId Rendezvous::share_id(Milliseconds timeout) {
     throw CommError(why);
   }
   if (rank_ == 0) store_->set(kId, std::string(id.internal, sizeof id.internal));
-  try {
-    store_->wait({kId}, timeout);
-  } catch (const CommError&) {
-    throw CommError(concat("rank 0 gave no NCCL id within ", timeout.count(), " ms (waiting on rank ", rank_, ")"));
-  }
+  await_ranks(*store_, {kId}, rank_, "give NCCL's id", timeout);
   const std::string value = store_->get(kId);
   require<CommError>(value.size() == sizeof id.internal, value);
   std::memcpy(id.internal, value.data(), value.size());

@@ -312,8 +312,9 @@ void await_ranks(Store& store, const std::vector<std::string>& keys, int rank, c
     if (Clock::now() < deadline) throw;  // for another reason
     const std::string missing = rank_names(ranks_without_key(store, keys));
     if (missing.empty()) throw;
-    throw CommError(concat(missing, " of ", keys.size(), " did not ", act, " within ", timeout.count(),
-                           " ms (waiting on rank ", rank, ")"));
+    const std::string of_all = keys.size() > 1 ? concat(" of ", keys.size()) : "";
+    throw CommError(
+        concat(missing, of_all, " did not ", act, " within ", timeout.count(), " ms (waiting on rank ", rank, ")"));
   }
 }
 

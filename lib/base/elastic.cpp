@@ -25,8 +25,9 @@ std::set<std::string>& names() {
 class KeptState final : private Recoverable {
  public:
   KeptState(std::string name, StateMemory memory) : name_(std::move(name)), memory_(std::move(memory)) {
-    require<UsageError>(names().insert(name_).second, "two states of an elastic job have the name '", name_, "'");
-    join();
+    require<UsageError>(!names().contains(name_), "two states of an elastic job have the name '", name_, "'");
+    join(concat("the state '", name_, "'"));
+    names().insert(name_);
   }
   ~KeptState() override {
     leave();
@@ -44,10 +45,6 @@ class KeptState final : private Recoverable {
   }
 
   void stream(StateStream& state) override {
-    std::string name = name_;
-    state.sequence(name);
-    require<CommError>(name == name_, "the state of another rank has the value '", name, "', expected '", name_,
-                       "': its training has other values, or made them in another order");
     const std::uint64_t element = memory_.element, own = memory_.bytes().size() / element;
     std::uint64_t given_element = element, given = own;
     state.value(given_element);
@@ -72,8 +69,6 @@ void unit(const std::function<void()>& body) { Recovery::instance().run_unit(bod
 
 State keep_state(std::string name, StateMemory memory) {
   if (!Recovery::instance().expected()) return nullptr;
-  require<UsageError>(Recovery::instance().commits() == 0, "the state '", name,
-                      "' is made after a step or unit of an elastic job, expected before the first one");
   return std::make_shared<KeptState>(std::move(name), std::move(memory));
 }
 

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cstring>
 #include <exception>
-#include <typeinfo>
+#include <string>
 #include <utility>
 
 #include "lib/base/environment.h"
@@ -14,6 +14,18 @@
 #include "lib/tensor.h"
 
 namespace duet {
+namespace {
+
+constexpr const char* kOtherObjects = ": its training has other objects, or made them in another order";
+
+/// Has the place of an object that has left, and its state.
+struct LeftObject final : Recoverable {
+  explicit LeftObject(std::vector<std::byte> state) : bytes(std::move(state)) {}
+  void stream(StateStream& state) override { state.bytes(bytes); }
+  std::vector<std::byte> bytes;
+};
+
+}  // namespace
 
 void StateStream::bytes(std::span<std::byte> own) {
   if (!reads_) {
@@ -21,7 +33,7 @@ void StateStream::bytes(std::span<std::byte> own) {
     return;
   }
   require<CommError>(own.size() <= rest_.size(), "the state of another rank ends ", own.size() - rest_.size(),
-                     " bytes too early: its training has other objects, or made them in another order");
+                     " bytes too early", kOtherObjects);
   if (!own.empty()) std::memcpy(own.data(), rest_.data(), own.size());
   rest_ = rest_.subspan(own.size());
 }
@@ -38,8 +50,14 @@ void StateStream::require_left(std::uint64_t count, std::size_t size) const {
                      " bytes, but ", rest_.size(), " bytes are left of it");
 }
 
-void Recoverable::join() {
-  if (Recovery::instance().expected_) Recovery::instance().objects_.push_back(this);
+void Recoverable::join(const std::string& what) {
+  Recovery& recovery = Recovery::instance();
+  if (!recovery.expected_) return;
+  require<UsageError>(recovery.commits_ == 0, what,
+                      " is made after a step or unit of an elastic job, expected before the first one: a process that "
+                      "replaces a lost rank has what was made before");
+  what_ = what;
+  recovery.objects_.push_back(this);
 }
 
 std::vector<std::byte> written_state(Recoverable& object, std::vector<std::byte> memory) {
@@ -52,11 +70,15 @@ void Recoverable::leave() {
   Recovery& recovery = Recovery::instance();
   if (!recovery.expected_) return;
   recovery.finish_step();
-  if (recovery.on_ && recovery.commits_ > 0) {
-    recovery.state();
-    recovery.is_kept_ = true;
+  if (!recovery.on_ || recovery.commits_ == 0) {
+    std::erase(recovery.objects_, this);
+    return;
   }
-  std::erase(recovery.objects_, this);
+  StateStream state(std::vector<std::byte>{});
+  recovery.write(*this, state);
+  const auto& left = recovery.left_.emplace_back(std::make_unique<LeftObject>(state.written()));
+  left->what_ = what_;
+  std::replace(recovery.objects_.begin(), recovery.objects_.end(), this, left.get());
 }
 
 Recovery::Recovery()
@@ -79,6 +101,8 @@ void Recovery::reset_group() {
   on_ = void_ = recovered_ = is_updated_ = false;
   completed_ = true;
   group_ = {};
+  for (const auto& object : left_) std::erase(objects_, object.get());
+  left_.clear();
 }
 
 void Recovery::take_loader() {
@@ -230,7 +254,7 @@ void Recovery::finish_step() {
 
 void Recovery::commit(std::int64_t commits) {
   completed_ = true;
-  is_kept_ = forward_ = is_updated_ = false;
+  forward_ = is_updated_ = false;
   commits_ = commits;
   for (Recoverable* const object : objects_) object->complete_step();
   fault_point("commit");
@@ -287,21 +311,22 @@ void Recovery::stream(StateStream& state) {
   state.value(commits_);
   state.value(units_);
   for (Recoverable* const object : objects_) {
-    const std::uint64_t kind = typeid(*object).hash_code();
-    std::uint64_t given = kind;
-    state.value(given);
-    require<CommError>(given == kind, "the training of another rank has other objects, or made them in another order");
-    // The copy, as an object may leave in a step that has begun, and is no part of the last complete one.
-    if (!state.reads() && in_step() && !object->copied_.empty()) {
-      state.bytes(object->copied_);
-    } else {
-      object->stream(state);
-    }
+    std::string given = object->what_;
+    state.sequence(given);
+    require<CommError>(given == object->what_, "another rank gives ", given, ", expected ", object->what_,
+                       kOtherObjects);
+    state.reads() ? object->stream(state) : write(*object, state);
   }
 }
 
+/// What the object was when the last step or unit was complete: its copy, where what has begun since may have changed
+/// it.
+void Recovery::write(Recoverable& object, StateStream& state) const {
+  const bool is_changed = in_step() ? !object.copied_.empty() : is_outside_ && object.is_watched();
+  is_changed ? state.bytes(object.copied_) : object.stream(state);
+}
+
 const std::vector<std::byte>& Recovery::state() {
-  if (is_kept_) return state_;
   StateStream state(std::exchange(state_, {}));
   stream(state);
   return state_ = state.written();
@@ -310,10 +335,7 @@ const std::vector<std::byte>& Recovery::state() {
 void Recovery::take_state(std::span<const std::byte> bytes) {
   StateStream state(bytes);
   stream(state);
-  require<CommError>(state.at_end(),
-                     "the state of another rank goes on behind this one's: its training has other "
-                     "objects, or made them in another order");
-  is_kept_ = false;  // which was behind another step
+  require<CommError>(state.at_end(), "the state of another rank goes on behind this one's", kOtherObjects);
   copy_states();
 }
 

@@ -6,6 +6,7 @@
 #include <functional>
 #include <memory>
 #include <span>
+#include <string>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -75,9 +76,10 @@ class Recoverable {
   virtual void stream(StateStream& state) = 0;
 
  protected:
-  /// For constructors and destructors of classes that implement stream(): in an elastic job the object is one of the
-  /// training from here to there. What other ranks need of the last step is kept when the first object leaves.
-  void join();
+  /// For constructors and destructors of classes that implement stream(): in an elastic job the object, of which
+  /// messages speak as `what`, is one of the training from here to there. The state of one that leaves is kept for
+  /// ranks that join later. Throws UsageError after the first step or unit: such a rank has only what was made before.
+  void join(const std::string& what);
   void leave();
   /// Whether steps change the state before they are complete: then what stream() writes is copied when a step begins,
   /// and read from there when it is void.
@@ -89,6 +91,7 @@ class Recoverable {
 
  private:
   friend class Recovery;
+  std::string what_{};
   std::vector<std::byte> copied_;
 };
 
@@ -213,6 +216,7 @@ class Recovery {
  private:
   friend class Recoverable;
   void stream(StateStream& state);
+  void write(Recoverable& object, StateStream& state) const;
   void commit(std::int64_t commits);
   void finish_step();
   void begin_attempt();
@@ -241,9 +245,9 @@ class Recovery {
   std::weak_ptr<const void> pass_;  // over the loader that ranks share
   bool goes_on_itself_ = false;     // the program
   Group group_;
-  std::vector<Recoverable*> objects_;  // in the order of their construction
-  std::vector<std::byte> state_;       // after the last step
-  bool is_kept_ = false;               // state_: objects have left since
+  std::vector<Recoverable*> objects_;               // in the order of their construction
+  std::vector<std::unique_ptr<Recoverable>> left_;  // in the places of objects that have left
+  std::vector<std::byte> state_;                    // after the last step
 };
 
 }  // namespace duet

@@ -127,7 +127,7 @@ Loader::Loader(const Dataset& dataset, std::unique_ptr<BatchSampler> sampler, co
   if (shared_) {
     Recovery::instance().take_loader();
     regroup();
-    join();
+    join("the loader");
   }
   if (!options.deferred) return;
   resident_ = dynamic_cast<const ResidentImages*>(&dataset);

@@ -29,7 +29,7 @@ class LRScheduler : private Recoverable {
   virtual double factor(std::int64_t steps) const = 0;
 
  protected:
-  explicit LRScheduler(Optimizer& optimizer) : optimizer_(optimizer) { join(); }
+  explicit LRScheduler(Optimizer& optimizer) : optimizer_(optimizer) { join("a schedule"); }
 
  private:
   bool is_copied() const override { return true; }

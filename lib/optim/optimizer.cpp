@@ -52,7 +52,7 @@ Optimizer::Optimizer(nn::Module& model, std::string kind, float lr, std::vector<
   require<UsageError>(state_.slots > 0, kind_, ": ", model.label(), " has no parameters");
   set_lr(lr);
   state_ = empty_state();
-  join();
+  join(kind_);
 }
 
 nn::OptimizerState Optimizer::empty_state() const {

@@ -2,6 +2,7 @@
 """Ranks of elastic jobs on simulated GPUs are struck, and the jobs end with the parameters of undisturbed ones.
 
     devices.py DUET PROGRAM                    each fault point with ranks, signals and backends in turn
+    devices.py ... --cells                     each fault point with each rank
     devices.py ... --random N [--seed S]       N jobs, struck at random times; prints one line for each failure
 
 NCCL adds up in an order that depends on the communicator, so values are compared within a tolerance; those of two ranks
@@ -133,6 +134,8 @@ class Strikes:
         points = [("init", 1), ("all_reduce", 1), ("collective", 15), ("input", 9), ("forward", 12), ("backward", 10),
                   ("all_reduce", 7), ("update", 20), ("commit", 8), ("evaluation", 1), ("checkpoint", 1), ("end", 1)]
         for i, ((point, times), rank) in enumerate(itertools.product(points, (0, 1, 2))):
+            if not self.options.cells and rank != i // 3 % 3:
+                continue
             network = ("trained_linear", "trained_directly")[(i + i // 3) % 2]
             fault = f"{point}:{rank}:{times}:{int(signals[(i + i // 3) % 3])}"
             self.run(f"DUET_FAULT={fault}, {network}", network, 3, DUET_FAULT=fault)
@@ -205,6 +208,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("duet")
     parser.add_argument("program")
+    parser.add_argument("--cells", action="store_true", help="each fault point with each rank")
     parser.add_argument("--random", type=int, metavar="N")
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()

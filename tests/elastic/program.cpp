@@ -1,10 +1,10 @@
 // A training of an elastic job, for the tests: prints a hash of parameters, buffers and the optimizer's state.
 //
-//   elastic_program cnn|plain|synchronised|accumulated|unstamped|undone
-//                              undone: two updates for each batch
+//   elastic_program cnn|plain|synchronised|accumulated|unstamped|undone|ended
+//                              undone: two updates for each batch; ended: a unit behind the loader's and schedule's end
 //   elastic_program own_batches|own_repeated       of a loop of its own; a new process goes through those that are done
 //   elastic_program crossing|leftover|two_steps|two_forwards|whole_batches|breaks|breaks_last|within|shared|
-//                   outside|no_step|two_loops
+//                   outside|no_step|two_loops|phases
 //                              loops that an elastic job refuses
 //   elastic_program kills      step 5 kills rank 1, whichever process has its number
 //   elastic_program absent     a process that replaces a lost one does not join the others
@@ -50,6 +50,7 @@
 #include "lib/optim/adam.h"
 #include "lib/optim/clip_grad_norm.h"
 #include "lib/optim/lr_scheduler.h"
+#include "lib/optim/sgd.h"
 #include "lib/tensor.h"
 #include "samplers/batch.h"
 #include "samplers/random.h"
@@ -173,13 +174,13 @@ void train(const std::string& name) {
   const auto group = ddp::init_process_group({.backend = environment_variable("BACKEND").value_or("auto")});
   ddp::DistributedDataParallel net(*model, *group, {.undo = name == "undone"});
   optim::AdamW opt(*model, {.lr = 0.01f});
-  optim::StepLR schedule(opt, 1, 0.5);  // by epoch
-  data::Loader loader(
-      images,
+  std::optional<optim::StepLR> schedule(std::in_place, opt, 1, 0.5);  // by epoch
+  std::optional<data::Loader> loader(
+      std::in_place, images,
       std::make_unique<samplers::BlockedBatches>(
           std::make_unique<samplers::RandomSampler>(images.size(), 1),
           samplers::BlockedOptions{.global_batch = 24, .world_size = group->size(), .rank = group->rank()}),
-      {.workers = 1});
+      data::LoaderOptions{.workers = 1});
   // A process that replaces a lost one gets the sum that the others had.
   std::int64_t ranks = 1;
   group->all_reduce(std::span(&ranks, 1)).wait();
@@ -189,7 +190,7 @@ void train(const std::string& name) {
   const elastic::State kept = name == "outside" ? elastic::state("epochs", epochs) : nullptr;
   const int window = name == "accumulated" ? 3 : odd ? 2 : 1;  // batches of a step
   for (int epoch = 0; epoch < kEpochs; ++epoch) {
-    for (auto& [images_of_batch, labels_of_batch] : loader) {
+    for (auto& [images_of_batch, labels_of_batch] : *loader) {
       Tensor samples = images_of_batch.to(device);
       const Tensor labels = labels_of_batch.to(device);
       const std::int64_t place = samples.stamp().step % window;
@@ -225,8 +226,14 @@ void train(const std::string& name) {
     if (name == "breaks_last") return;
     if (name == "shared") group->all_reduce(std::span(&ranks, 1)).wait();
     if (name != "crossing") elastic::unit([&] { evaluate(*model, images, *group); });
-    schedule.step();
+    schedule->step();
     ++epochs;
+    if (name == "phases") optim::SGD(*model, {.lr = 0.01f});
+  }
+  if (name == "ended") {
+    loader.reset();
+    schedule.reset();
+    elastic::unit([&] { evaluate(*model, images, *group); });
   }
   print_hash(model->state_dict(), opt, net.steps());
 }

@@ -194,16 +194,23 @@ class RankTransitions {
   std::vector<Transition>& all_;
 };
 
-/// A lost rank makes a new generation, in which another process has its number, or which goes on without it.
+/// A lost rank makes a new generation, in which a process that waits outside has its part, or another process its
+/// number, or which goes on without it.
 void lose(State& next, const Rules& rules, std::size_t number) {
   Line& line = next.lines[number];
   line.applies = false;
   if (!next.is_member(number)) return;
   const auto own = static_cast<std::uint8_t>(1u << number);
   const std::uint8_t members = next.groups[next.decisions.generation].members;
-  const bool others_go_on = rules.least < kRanks && std::popcount(members) > rules.least;
+  const auto others = static_cast<std::uint8_t>(members & ~own);
+  const auto spare = std::ranges::find(next.lines, true, &Line::applies);
+  const bool is_needed = rules.least >= rules.ranks() || std::popcount(others) < rules.least;
   check(next.decisions.generation + std::size_t{1} < next.groups.size(), "more generations than the model has");
-  next.groups[++next.decisions.generation].members = others_go_on ? members & ~own : members;
+  next.groups[++next.decisions.generation].members = is_needed && spare == next.lines.end() ? members : others;
+  if (spare != next.lines.end()) {
+    next.groups[next.decisions.generation].members |= static_cast<std::uint8_t>(1u << (spare - next.lines.begin()));
+    spare->applies = false;
+  }
   line.finished = line.arrived = 0;
   if (rules.mistake != Mistake::keep_committed) line.committed = kNoState;
 }
@@ -218,13 +225,14 @@ void see_death(const State& state, const Rules& rules, std::size_t number, std::
   all.push_back({"arbiter sees the loss of rank " + std::to_string(number), next});
 }
 
-void admit(const State& state, Mistake mistake, std::size_t number, std::vector<Transition>& all) {
+void admit(const State& state, const Rules& rules, std::size_t number, std::vector<Transition>& all) {
   if (!state.lines[number].applies || state.is_member(number)) return;
+  const std::uint8_t members = state.groups[state.decisions.generation].members;
+  if (std::popcount(members) == rules.ranks()) return;
   State next = state;
   std::uint8_t& generation = next.decisions.generation;
-  if (mistake != Mistake::join_in_place) ++generation;
-  next.groups[generation].members =
-      static_cast<std::uint8_t>(state.groups[state.decisions.generation].members | 1u << number);
+  if (rules.mistake != Mistake::join_in_place) ++generation;
+  next.groups[generation].members = static_cast<std::uint8_t>(members | 1u << number);
   next.lines[number].applies = false;
   all.push_back({"arbiter admits rank " + std::to_string(number), next});
 }
@@ -389,7 +397,11 @@ class HostTransitions {
 State first_state(const Rules& rules) {
   constexpr unsigned kAll = (1u << kRanks) - 1;
   State state;
-  state.groups[0].members = kAll;
+  state.groups[0].members = static_cast<std::uint8_t>((1u << rules.ranks()) - 1);
+  for (auto spare = static_cast<std::size_t>(rules.ranks()); spare < kRanks; ++spare) {
+    state.ranks[spare] = kStarting;
+    state.lines[spare].committed = kNoState;
+  }
   state.elsewhere = static_cast<std::uint8_t>(kAll & ~((1u << (kRanks - rules.ranks_elsewhere)) - 1));
   return state;
 }
@@ -401,7 +413,7 @@ std::vector<Transition> transitions(const State& state, const Rules& rules) {
   if (state.elsewhere != 0) HostTransitions(state, rules, all).collect();
   if (state.decisions.ended) return all;
   for (std::size_t r = 0; r < kRanks; ++r) see_death(state, rules, r, all);
-  for (std::size_t r = 0; r < kRanks; ++r) admit(state, rules.mistake, r, all);
+  for (std::size_t r = 0; r < kRanks; ++r) admit(state, rules, r, all);
   publish_plan(state, rules.mistake, all);
   end(state, all);
   return all;

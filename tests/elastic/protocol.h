@@ -12,7 +12,7 @@
 
 namespace duet_test::elastic {
 
-inline constexpr int kRanks = 3;
+inline constexpr int kRanks = 3;  // with spare processes
 inline constexpr int kMostDeaths = 3;
 inline constexpr int kSteps = 3;
 inline constexpr int kCollectives = 2;  // of a step
@@ -42,7 +42,9 @@ struct Rules {
   int least = kRanks;             // ranks that go on without a lost one; kRanks: they wait for its replacement
   int most_deaths = kMostDeaths;  // of ranks, and of the other host
   int ranks_elsewhere = 0;        // the last ones
+  int spares = 0;                 // the last ones, which wait for the loss of a rank
   bool aborts = false;            // who leaves a group ends the collectives of the others, as NCCL's kernels do
+  int ranks() const { return kRanks - spares; }
 };
 
 /// Where the process of a rank is. What no other process can observe is not a state of its own: a rank that dies

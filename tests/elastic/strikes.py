@@ -27,7 +27,7 @@ import tempfile
 import time
 
 # May go on with fewer ranks.
-ANY_NUMBER = ("cnn", "synchronised", "trained_cnn", "trained_linear", "trained_directly", "imagenet")
+ANY_NUMBER = ("cnn", "synchronised", "trained_cnn", "trained_linear", "trained_directly", "imagenet", "ended")
 NETWORKS = ("cnn", "plain", "synchronised", "accumulated")
 OWN = ("gan", "own_batches", "own_repeated")  # loops with values or batches of their own
 TRAINED = {"trained_cnn": ("--model", "simple_cnn", "--optimizer", "adamw"),  # by duet train
@@ -51,7 +51,8 @@ REFUSED = {"crossing": "gradients of a pass over the loader are accumulated in t
                             "such a loop where it is 'do { ... } while (net.redo());'",
            "outside": "the state 'epochs' has changed outside of steps and units",
            "no_step": "redo() before the step of an optimizer",
-           "two_loops": "redo() of an elastic job is for loops without a loader that ranks share"}
+           "two_loops": "redo() of an elastic job is for loops without a loader that ranks share",
+           "phases": "SGD is made after a step or unit of an elastic job, expected before the first one"}
 REFUSED_OF_LIBTORCH = {"unkept": " has changed in a step, but is of no optimizer that an elastic job keeps",
                        "lbfgs": "the state 'optimizer' is of an optimizer whose state is not known",
                        "before": "a batch goes forward before is_done()"}
@@ -241,6 +242,8 @@ class Strikes:
                 self.run(f"DUET_FAULT={fault}, {network}", network, 3, lambda job: [], DUET_FAULT=fault)
         fault = "all_reduce:1:9:9"  # dropout counts its draws where batches have no stamp
         self.run(f"DUET_FAULT={fault}, unstamped", "unstamped", 3, lambda job: [], DUET_FAULT=fault)
+        for i, fault in enumerate(("commit:2:30:9", "collective:1:62:9", "collective:0:63:9", "commit:0:31:9")):
+            self.run(f"DUET_FAULT={fault}, ended", "ended", 3, lambda job: [], i % 2, DUET_FAULT=fault)
         # In the last, small batch of a pass, whose void step leaves a rank with the sums of its one row.
         fault = "collective:0:227:9"
         self.run(f"DUET_FAULT={fault}, synchronised", "synchronised", 3, lambda job: [], DUET_FAULT=fault)

@@ -121,6 +121,18 @@ TEST_CASE("ranks go on without lost ones, which join again at any moment, and no
   CHECK(search.ends() > 0);
 }
 
+TEST_CASE("spare processes take the parts of lost ranks at any moment, and none waits for ever") {
+  const Rules rules = GENERATE(Rules{.spares = 1}, Rules{.least = 1, .most_deaths = 2, .spares = 1});
+  const Search search(rules);
+  INFO("at least " << rules.least << ": " << search.states() << " states; " << search.problem());
+  CHECK(search.problem().empty());
+  CHECK(search.ends() > 0);
+  const auto mistake = GENERATE(Mistake::plan_before_arrivals, Mistake::keep_committed);
+  const Search mistaken({.mistake = mistake, .most_deaths = 2, .spares = 1});
+  INFO("mistake " << static_cast<int>(mistake));
+  CHECK_FALSE(mistaken.problem().empty());
+}
+
 TEST_CASE("ranks of another host, whose memory follows, agree with the others, and none waits for ever") {
   const Rules rules =
       GENERATE(Rules{.most_deaths = 2, .ranks_elsewhere = 1}, Rules{.most_deaths = 2, .ranks_elsewhere = 2},

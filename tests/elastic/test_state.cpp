@@ -1,6 +1,7 @@
 // Values of a program's own in an elastic job, in a process that takes itself for a rank of one.
 #include <stdlib.h>
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
@@ -35,7 +36,7 @@ std::vector<std::byte> state_with(const std::string& name, Values&... values) {
 
 /// A parameter of a training.
 struct Weight final : Recoverable {
-  Weight() { join(); }
+  Weight() { join("a weight"); }
   ~Weight() override { leave(); }
   void stream(StateStream& state) override { state.value(value); }
   int value = 1;
@@ -43,7 +44,7 @@ struct Weight final : Recoverable {
 
 /// A parameter store and an optimizer keep their values like this.
 struct Values final : Recoverable {
-  explicit Values(Tensor given) : tensor(std::move(given)) { join(); }
+  explicit Values(Tensor given) : tensor(std::move(given)) { join("values"); }
   ~Values() override { leave(); }
   void stream(StateStream& state) override { state.tensor(tensor); }
   const Tensor tensor;
@@ -104,7 +105,7 @@ TEST_CASE("values under other names or of other sizes are errors that say which"
     recovery().take_state(bytes);
   };
   CHECK_THROWS_WITH(take(of_small, "worst", small),
-                    ContainsSubstring("the state of another rank has the value 'best', expected 'worst'"));
+                    ContainsSubstring("another rank gives the state 'best', expected the state 'worst'"));
   CHECK_THROWS_WITH(take(of_small, "best", large),
                     ContainsSubstring("the state 'best' of another rank has 1 values of 4 bytes, expected 1 of 8"));
   CHECK_THROWS_WITH(take(of_two, "mean", three),
@@ -126,6 +127,7 @@ TEST_CASE("values are as they were when a void step began, and stay as they are 
                         .is_left = [] { return false; }});
   int steps = 0;
   std::vector<float> losses;
+  Weight weight;
   elastic::State kept_steps = elastic::state("steps", steps), kept_losses = elastic::state("losses", losses);
   const auto step = [&](bool is_lost) {
     recovery().begin_batch({});
@@ -144,6 +146,7 @@ TEST_CASE("values are as they were when a void step began, and stay as they are 
   CHECK(losses == std::vector<float>{1, 2});
   CHECK_THROWS_WITH(elastic::state("late", recovers),
                     ContainsSubstring("the state 'late' is made after a step or unit of an elastic job"));
+  CHECK_THROWS_WITH(Weight(), ContainsSubstring("a weight is made after a step or unit of an elastic job"));
 
   bool loses = true;
   elastic::unit([&] {
@@ -174,11 +177,18 @@ TEST_CASE("values are as they were when a void step began, and stay as they are 
   ++steps;
   CHECK_THROWS_WITH(recovery().begin_batch({}),
                     ContainsSubstring("the state 'steps' has changed outside of steps and units of an elastic job"));
-  kept_steps = kept_losses = nullptr;
   recovery().end_pass();
 
+  // As behind the last step, also without the objects that have left; units follow.
+  const std::vector<std::byte> whole = recovery().state();
+  kept_steps = kept_losses = nullptr;
+  CHECK(recovery().state() == whole);
+  elastic::unit([] {});
+  const std::vector<std::byte> behind_unit = recovery().state();
+  CHECK(behind_unit != whole);
+  CHECK(std::equal(behind_unit.begin() + 16, behind_unit.end(), whole.begin() + 16, whole.end()));  // two counters
+
   // With undo a step has several updates, and ends with the next batch.
-  Weight weight;
   recovery().allow_undo();
   recovery().begin_batch({});
   const std::int64_t before = recovery().steps();
