@@ -29,6 +29,7 @@ namespace {
 // A wait looks at its store in pauses of a small part of what it has taken: a new process starts for half a second.
 constexpr Milliseconds kLeastPause{1}, kMostPause{20};
 constexpr int kPauses = 50;
+constexpr std::int64_t kStatePiece = 16 << 20;  // bytes of a state that lie on a GPU at once
 
 Milliseconds milliseconds_until(Clock::time_point deadline) {
   return std::chrono::ceil<Milliseconds>(deadline - Clock::now());
@@ -235,7 +236,8 @@ void ElasticGroup::exchange_state(const RecoveryPlan& plan) {
   const auto [bytes, calls] = numbers;
   state.resize(static_cast<std::size_t>(bytes));
   fault_point("state");
-  inner_->broadcast(Buffer(state.data(), bytes, DType::u8), source).wait();
+  for (std::int64_t begin = 0; begin < bytes; begin += kStatePiece)
+    inner_->broadcast(Buffer(state.data() + begin, std::min(kStatePiece, bytes - begin), DType::u8), source).wait();
   require_newest();
   set_noted(calls);  // ranks have made different calls in the void step, and before one of them has joined
   const bool takes = std::exchange(joins_, false) || recovery.commits() != plan.commits;
