@@ -26,7 +26,7 @@ namespace duet::cli {
 namespace {
 
 constexpr const char* kAbout =
-    "duet: data-parallel training without Python. Trains one small network alone, by the tutorial's own gradient "
+    "duet: data-parallel training without Python. Trains a network alone, by the tutorial's own gradient "
     "averaging, by DataParallel and by DistributedDataParallel, and reports how fast each was and whether all ended "
     "with the same bits.";
 
