@@ -130,7 +130,8 @@ std::shared_ptr<Storage> ElasticGroup::shared_storage(std::size_t bytes) {
 }
 
 Work ElasticGroup::start(const Call& call) {
-  const Recovery& recovery = Recovery::instance();
+  Recovery& recovery = Recovery::instance();
+  recovery.leave_pass();
   if (recovery.in_step()) return start_in_step(call);
   if (joins_) {
     results_.repeat(call, [&] { return memory_->committed(results_.rank()) != 0; });

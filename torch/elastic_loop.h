@@ -66,7 +66,7 @@ class ElasticLoop final : private Recoverable {
       const Lasting::Hold in_state = Recovery::instance().exchange_state();
       group.broadcast(ddp::Buffer(&seed_, sizeof seed_, DType::u8)).wait();
     }
-    Recoverable::join("a wrapper");
+    Recoverable::join("the loop");
   }
   void stream(StateStream& state) override { state.value(seed_); }
 

@@ -53,9 +53,9 @@ void StateStream::require_left(std::uint64_t count, std::size_t size) const {
 void Recoverable::join(const std::string& what) {
   Recovery& recovery = Recovery::instance();
   if (!recovery.expected_) return;
-  require<UsageError>(recovery.commits_ == 0, what,
-                      " is made after a step or unit of an elastic job, expected before the first one: a process that "
-                      "replaces a lost rank has what was made before");
+  require<UsageError>(!recovery.has_begun(), what,
+                      " is made in or after a step or unit of an elastic job, expected before the first one, where a "
+                      "process that replaces a lost rank takes the state");
   what_ = what;
   recovery.objects_.push_back(this);
 }
@@ -70,10 +70,12 @@ void Recoverable::leave() {
   Recovery& recovery = Recovery::instance();
   if (!recovery.expected_) return;
   recovery.finish_step();
-  if (!recovery.on_ || recovery.commits_ == 0) {
+  recovery.leave_pass();
+  if (!recovery.has_begun() || std::uncaught_exceptions() > 0) {  // an error ends this rank
     std::erase(recovery.objects_, this);
     return;
   }
+  if (recovery.in_step()) recovery.ended_within_ = what_;
   StateStream state(std::vector<std::byte>{});
   recovery.write(*this, state);
   const auto& left = recovery.left_.emplace_back(std::make_unique<LeftObject>(state.written()));
@@ -214,7 +216,17 @@ bool Recovery::redo() {
   return false;
 }
 
+void Recovery::leave_pass() {
+  if (has_loader_ && pass_.expired() && in_step() && !in_unit_ && !void_ && !forward_) end_pass();
+}
+
+void Recovery::require_none_ended() const {
+  require<UsageError>(ended_within_.empty(), ended_within_,
+                      " has ended within a step or unit of an elastic job, expected behind one");
+}
+
 void Recovery::begin_attempt() {
+  require_none_ended();
   if (void_) restore();
   void_ = recovered_ = completed_ = redo_due_ = is_updated_ = false;
   for (Recoverable* const object : objects_) object->begin_step();
@@ -253,6 +265,7 @@ void Recovery::finish_step() {
 }
 
 void Recovery::commit(std::int64_t commits) {
+  require_none_ended();
   completed_ = true;
   forward_ = is_updated_ = false;
   commits_ = commits;
@@ -275,6 +288,7 @@ void Recovery::run_unit(FunctionRef<void()> body) {
                       "a unit of an elastic job within a pass over the loader: a process that replaces a lost rank has "
                       "only the rest of the pass, and would not come to it; put it between two passes");
   finish_step();
+  leave_pass();
   if (redo_due_ && in_own_batch_) return;  // it comes again, behind the step
   require_no_redo();
   require<UsageError>(!in_unit_, "a unit of an elastic job within another one");
@@ -326,10 +340,10 @@ void Recovery::write(Recoverable& object, StateStream& state) const {
   is_changed ? state.bytes(object.copied_) : object.stream(state);
 }
 
-const std::vector<std::byte>& Recovery::state() {
-  StateStream state(std::exchange(state_, {}));
+std::vector<std::byte> Recovery::state() {
+  StateStream state(std::vector<std::byte>{});
   stream(state);
-  return state_ = state.written();
+  return state.written();
 }
 
 void Recovery::take_state(std::span<const std::byte> bytes) {

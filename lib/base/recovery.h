@@ -78,7 +78,8 @@ class Recoverable {
  protected:
   /// For constructors and destructors of classes that implement stream(): in an elastic job the object, of which
   /// messages speak as `what`, is one of the training from here to there. The state of one that leaves is kept for
-  /// ranks that join later. Throws UsageError after the first step or unit: such a rank has only what was made before.
+  /// ranks that join later; within a step or unit that is an error. Throws UsageError from the first step or unit on:
+  /// such a rank has only what was made before.
   void join(const std::string& what);
   void leave();
   /// Whether steps change the state before they are complete: then what stream() writes is copied when a step begins,
@@ -180,6 +181,8 @@ class Recovery {
   void begin_batch(const std::weak_ptr<const void>& pass);
   /// A pass of the loader has ended: what the program does now is not part of a step.
   void end_pass();
+  /// The program may have left a pass where a batch came: then no step has begun with that.
+  void leave_pass();
   /// How many batches were delivered.
   std::int64_t batches() const { return batches_; }
   /// The parameters are updated, which completes the step; where steps may have several updates, what follows the last
@@ -208,13 +211,16 @@ class Recovery {
   /// How often this rank has recovered.
   std::int64_t recoveries() const { return recoveries_; }
 
-  const std::vector<std::byte>& state();
+  std::vector<std::byte> state();
   void take_state(std::span<const std::byte> bytes);
   void restore();
   void regroup(Place place);
 
  private:
   friend class Recoverable;
+  /// Whether a process that joins takes a state.
+  bool has_begun() const { return on_ && (commits_ > 0 || in_step()); }
+  void require_none_ended() const;
   void stream(StateStream& state);
   void write(Recoverable& object, StateStream& state) const;
   void commit(std::int64_t commits);
@@ -247,7 +253,7 @@ class Recovery {
   Group group_;
   std::vector<Recoverable*> objects_;               // in the order of their construction
   std::vector<std::unique_ptr<Recoverable>> left_;  // in the places of objects that have left
-  std::vector<std::byte> state_;                    // after the last step
+  std::string ended_within_{};                      // the last object that left within a step or unit
 };
 
 }  // namespace duet

@@ -124,14 +124,14 @@ Loader::Loader(const Dataset& dataset, std::unique_ptr<BatchSampler> sampler, co
                       kMaxPrefetch, " batches a worker, got ", options.prefetch);
   require<UsageError>(options.workers == 0 || dataset.device().kind == DeviceKind::cpu, "the data set lies on ",
                       dataset.device(), ", so the loader takes no workers, got ", options.workers);
-  if (shared_) {
-    Recovery::instance().take_loader();
-    regroup();
-    join("the loader");
+  if (options.deferred) {
+    resident_ = dynamic_cast<const ResidentImages*>(&dataset);
+    require<UsageError>(resident_ != nullptr, "a deferred loader reads a data set that lies on a device, as a whole");
   }
-  if (!options.deferred) return;
-  resident_ = dynamic_cast<const ResidentImages*>(&dataset);
-  require<UsageError>(resident_ != nullptr, "a deferred loader reads a data set that lies on a device, as a whole");
+  if (!shared_) return;
+  Recovery::instance().take_loader();
+  regroup();
+  join("the loader");
 }
 
 Loader::~Loader() {
@@ -160,6 +160,7 @@ Loader::Iterator Loader::begin() {
     has_recovered(true);
     Recovery::instance().require_no_redo();
     Recovery::instance().end_pass();  // one that was left
+    mark_ = mark();
   }
   const Position begin = std::exchange(next_, {}).value_or(Position{epoch_ + 1, 0});
   epoch_ = begin.epoch;
@@ -195,11 +196,21 @@ void Loader::go_to_mark() {
   step_ = epoch_ < mark_.epoch ? steps_ : epoch_ == mark_.epoch ? mark_.step : begin_;
 }
 
-void Loader::complete_step() {
-  if (std::exchange(delivered_, false)) mark_ = {epoch_, step_ + staged_};
+/// Behind a pass that the program has left, or the last complete step.
+Position Loader::mark() const {
+  const bool is_left = pass_.expired() && !next_.has_value() && step_ < steps_ && mark_.epoch <= epoch_;
+  return is_left ? Position{epoch_ + 1, 0} : mark_;
 }
 
-void Loader::stream(StateStream& state) { state.value(mark_); }
+void Loader::complete_step() {
+  if (std::exchange(delivered_, false)) mark_ = {epoch_, step_ + staged_};
+  mark_ = mark();
+}
+
+void Loader::stream(StateStream& state) {
+  mark_ = mark();
+  state.value(mark_);
+}
 
 void Loader::regroup() {
   const Recovery& recovery = Recovery::instance();

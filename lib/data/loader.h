@@ -161,6 +161,7 @@ class Loader : private Recoverable {
   void stream(StateStream& state) override;
   void regroup() override;
   bool has_recovered(bool is_followed);
+  Position mark() const;
   void go_to_mark();
   void start_workers();
   Batch blank(std::int64_t rows, Rows stamp) const;

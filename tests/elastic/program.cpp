@@ -1,10 +1,12 @@
 // A training of an elastic job, for the tests: prints a hash of parameters, buffers and the optimizer's state.
 //
-//   elastic_program cnn|plain|synchronised|accumulated|unstamped|undone|ended
-//                              undone: two updates for each batch; ended: a unit behind the loader's and schedule's end
+//   elastic_program cnn|plain|synchronised|accumulated|unstamped|undone|ended|leaves|leaves_directly
+//                              undone: two updates for each batch; ended: a unit behind the loader's and schedule's
+//                              end, and a state of several pieces; leaves: passes that end at their fifth batch, before
+//                              a unit, or without one
 //   elastic_program own_batches|own_repeated       of a loop of its own; a new process goes through those that are done
 //   elastic_program crossing|leftover|two_steps|two_forwards|whole_batches|breaks|breaks_last|within|shared|
-//                   outside|no_step|two_loops|phases
+//                   outside|no_step|two_loops|phases|ends_within
 //                              loops that an elastic job refuses
 //   elastic_program kills      step 5 kills rank 1, whichever process has its number
 //   elastic_program absent     a process that replaces a lost one does not join the others
@@ -22,6 +24,7 @@
 #include <exception>
 #include <fstream>
 #include <memory>
+#include <numeric>
 #include <optional>
 #include <span>
 #include <string>
@@ -61,6 +64,7 @@ using namespace duet;
 namespace {
 
 constexpr int kEpochs = 3;
+constexpr std::size_t kLarge = 5'000'000;  // whose bytes are two pieces of a state
 
 /// A GPU has the number of the process: also a spare one has its own.
 Device own_device() {
@@ -186,7 +190,10 @@ void train(const std::string& name) {
   group->all_reduce(std::span(&ranks, 1)).wait();
   require<UsageError>(ranks == group->size(), "the sum over ", group->size(), " ranks is ", ranks);
   const bool odd = name == "crossing" || name == "leftover";
+  std::vector<std::int32_t> numbers(name == "ended" ? kLarge : 0), large(numbers.size());
+  std::iota(numbers.begin(), numbers.end(), 1);
   int epochs = 0;
+  const elastic::State kept_large = elastic::state("large", large);
   const elastic::State kept = name == "outside" ? elastic::state("epochs", epochs) : nullptr;
   const int window = name == "accumulated" ? 3 : odd ? 2 : 1;  // batches of a step
   for (int epoch = 0; epoch < kEpochs; ++epoch) {
@@ -194,6 +201,7 @@ void train(const std::string& name) {
       Tensor samples = images_of_batch.to(device);
       const Tensor labels = labels_of_batch.to(device);
       const std::int64_t place = samples.stamp().step % window;
+      if (name.starts_with("leaves") && samples.stamp().step % loader->steps() == 4) break;
       if (const auto file = environment_variable("REACHED"); file && samples.stamp().step == 5)
         std::ofstream(*file).put(0);
       std::optional<ddp::DistributedDataParallel::NoSync> accumulates;
@@ -225,7 +233,12 @@ void train(const std::string& name) {
     }
     if (name == "breaks_last") return;
     if (name == "shared") group->all_reduce(std::span(&ranks, 1)).wait();
-    if (name != "crossing") elastic::unit([&] { evaluate(*model, images, *group); });
+    if (name != "crossing" && name != "leaves_directly")
+      elastic::unit([&] {
+        evaluate(*model, images, *group);
+        large = numbers;
+        if (name == "ends_within") schedule.reset();
+      });
     schedule->step();
     ++epochs;
     if (name == "phases") optim::SGD(*model, {.lr = 0.01f});
@@ -234,6 +247,7 @@ void train(const std::string& name) {
     loader.reset();
     schedule.reset();
     elastic::unit([&] { evaluate(*model, images, *group); });
+    require<UsageError>(std::ranges::equal(large, numbers), "the large state is not that of the other ranks");
   }
   print_hash(model->state_dict(), opt, net.steps());
 }

@@ -27,7 +27,8 @@ import tempfile
 import time
 
 # May go on with fewer ranks.
-ANY_NUMBER = ("cnn", "synchronised", "trained_cnn", "trained_linear", "trained_directly", "imagenet", "ended")
+ANY_NUMBER = ("cnn", "synchronised", "trained_cnn", "trained_linear", "trained_directly", "imagenet", "ended", "leaves",
+              "leaves_directly")
 NETWORKS = ("cnn", "plain", "synchronised", "accumulated")
 OWN = ("gan", "own_batches", "own_repeated")  # loops with values or batches of their own
 TRAINED = {"trained_cnn": ("--model", "simple_cnn", "--optimizer", "adamw"),  # by duet train
@@ -52,7 +53,8 @@ REFUSED = {"crossing": "gradients of a pass over the loader are accumulated in t
            "outside": "the state 'epochs' has changed outside of steps and units",
            "no_step": "redo() before the step of an optimizer",
            "two_loops": "redo() of an elastic job is for loops without a loader that ranks share",
-           "phases": "SGD is made after a step or unit of an elastic job, expected before the first one"}
+           "phases": "SGD is made in or after a step or unit of an elastic job, expected before the first one",
+           "ends_within": "a schedule has ended within a step or unit of an elastic job"}
 REFUSED_OF_LIBTORCH = {"unkept": " has changed in a step, but is of no optimizer that an elastic job keeps",
                        "lbfgs": "the state 'optimizer' is of an optimizer whose state is not known",
                        "before": "a batch goes forward before is_done()"}
@@ -244,6 +246,10 @@ class Strikes:
         self.run(f"DUET_FAULT={fault}, unstamped", "unstamped", 3, lambda job: [], DUET_FAULT=fault)
         for i, fault in enumerate(("commit:2:30:9", "collective:1:62:9", "collective:0:63:9", "commit:0:31:9")):
             self.run(f"DUET_FAULT={fault}, ended", "ended", 3, lambda job: [], i % 2, DUET_FAULT=fault)
+        # In the last step before a pass is left, the unit behind it, and the first steps of the next pass.
+        points = itertools.product(("leaves", "leaves_directly"), ("all_reduce:1:9:9", "commit:2:5:9", "all_reduce:0:11:9"))
+        for i, (network, fault) in enumerate(points):
+            self.run(f"DUET_FAULT={fault}, {network}", network, 3, lambda job: [], i % 2, DUET_FAULT=fault)
         # In the last, small batch of a pass, whose void step leaves a rank with the sums of its one row.
         fault = "collective:0:227:9"
         self.run(f"DUET_FAULT={fault}, synchronised", "synchronised", 3, lambda job: [], DUET_FAULT=fault)

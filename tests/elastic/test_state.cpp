@@ -31,7 +31,7 @@ Recovery& recovery() { return Recovery::instance(); }
 template <class... Values>
 std::vector<std::byte> state_with(const std::string& name, Values&... values) {
   const std::array kept = {elastic::state(name, values)...};
-  return std::vector<std::byte>(recovery().state());
+  return recovery().state();
 }
 
 /// A parameter of a training.
@@ -79,7 +79,7 @@ TEST_CASE("a process that joins gets values, lists of any length, tensors and mo
 
   const auto of_values = [] {
     const Values given(from_values<float>({2}, {5, 6}));
-    return std::vector<std::byte>(recovery().state());
+    return recovery().state();
   }();
   const Values on_second(zeros({2}, DType::f32, {DeviceKind::cpu, 1}));
   recovery().take_state(of_values);
@@ -145,8 +145,8 @@ TEST_CASE("values are as they were when a void step began, and stay as they are 
   CHECK(steps == 2);
   CHECK(losses == std::vector<float>{1, 2});
   CHECK_THROWS_WITH(elastic::state("late", recovers),
-                    ContainsSubstring("the state 'late' is made after a step or unit of an elastic job"));
-  CHECK_THROWS_WITH(Weight(), ContainsSubstring("a weight is made after a step or unit of an elastic job"));
+                    ContainsSubstring("the state 'late' is made in or after a step or unit of an elastic job"));
+  CHECK_THROWS_WITH(Weight(), ContainsSubstring("a weight is made in or after a step or unit of an elastic job"));
 
   bool loses = true;
   elastic::unit([&] {
@@ -212,4 +212,5 @@ TEST_CASE("values are as they were when a void step began, and stay as they are 
   CHECK(recovery().steps() == before + 2);
   CHECK(weight.value == 8);
   recovery().reset_group();
+  CHECK_NOTHROW(Weight());  // of a training alone
 }

@@ -48,7 +48,7 @@ MAX_FILES = 30
 MAX_FUNCTION = 60  # lines
 # Parts of the tree -> most files and lines of all together. A commit that raises one says why.
 BUDGETS = {
-    ("lib",): (203, 27_800),
+    ("lib",): (203, 27_850),
     ("samplers",): (6, 405),
     ("dp",): (10, 1_660),
     ("ddp",): (105, 17_350),
