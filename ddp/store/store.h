@@ -183,7 +183,7 @@ class MemoryStore final : public Store {
 std::string rank_names(const std::vector<int>& ranks, const std::string& kind = "rank");
 /// The ranks' keys in a store: "PREFIX/0", "PREFIX/1", ...
 std::vector<std::string> rank_keys(const std::string& prefix, int size);
-/// Waits until all ranks have set their key of rank_keys(). Throws CommError that names those that did not, by `act`:
+/// Waits for the keys of ranks 0, 1, ... (rank_keys()). Throws CommError that names those that set none, by `act`:
 /// "ranks 1, 3 of 4 did not join within 3000 ms (waiting on rank 0)".
 void await_ranks(Store& store, const std::vector<std::string>& keys, int rank, const std::string& act,
                  Milliseconds timeout);
