@@ -204,7 +204,6 @@ Position Loader::mark() const {
 
 void Loader::complete_step() {
   if (std::exchange(delivered_, false)) mark_ = {epoch_, step_ + staged_};
-  mark_ = mark();
 }
 
 void Loader::stream(StateStream& state) {

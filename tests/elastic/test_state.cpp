@@ -179,7 +179,7 @@ TEST_CASE("values are as they were when a void step began, and stay as they are 
                     ContainsSubstring("the state 'steps' has changed outside of steps and units of an elastic job"));
   recovery().end_pass();
 
-  // As behind the last step, also without the objects that have left; units follow.
+  // The state is that behind the last step also without the objects that have left, and units may follow.
   const std::vector<std::byte> whole = recovery().state();
   kept_steps = kept_losses = nullptr;
   CHECK(recovery().state() == whole);
