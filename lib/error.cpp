@@ -1,6 +1,10 @@
 #include "lib/error.h"
 
 #include <exception>
+#include <initializer_list>
+#include <locale>
+#include <sstream>
+#include <string>
 
 namespace duet {
 namespace {
@@ -17,6 +21,13 @@ template <class... Types>
 }
 
 }  // namespace
+
+std::string concat_parts(std::initializer_list<TextPart> parts) {
+  std::ostringstream out;
+  out.imbue(std::locale::classic());
+  for (const TextPart& part : parts) out << part;
+  return out.str();
+}
 
 void rethrow_with_prefix(const std::string& prefix, bool in_layer) {
   try {

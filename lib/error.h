@@ -5,10 +5,12 @@
 #pragma once
 
 #include <cstdint>
-#include <locale>
-#include <sstream>
+#include <initializer_list>
+#include <ios>
+#include <ostream>
 #include <stdexcept>
 #include <string>
+#include <type_traits>
 #include <utility>
 
 #include "lib/monotonic.h"
@@ -59,20 +61,50 @@ class UsageError : public Error {
   using Error::Error;
 };
 
-/// Streams `parts` into one string, numbers alike in every locale.
+/// Refers to a value that can be streamed. It erases the value's type, so that concatenation is compiled once and not
+/// for each list of types. The value must outlive it.
+class TextPart {
+ public:
+  template <class T>
+  requires(!std::is_array_v<T>)
+      TextPart(const T& value)  // NOLINT(google-explicit-constructor): any argument of concat() becomes one
+      : value_(&value), stream_([](std::ostream& out, const void* erased) { out << *static_cast<const T*>(erased); }) {}
+  /// A literal. Not a template, which would be instantiated for each length.
+  TextPart(const char* text)  // NOLINT(google-explicit-constructor)
+      : value_(text), stream_([](std::ostream& out, const void* erased) { out << static_cast<const char*>(erased); }) {}
+  /// A manipulator, such as std::oct.
+  TextPart(std::ios_base& (&change)(std::ios_base&))  // NOLINT(google-explicit-constructor)
+      : value_(reinterpret_cast<const void*>(&change)), stream_([](std::ostream& out, const void* erased) {
+          out << reinterpret_cast<std::ios_base& (*)(std::ios_base&)>(const_cast<void*>(erased));
+        }) {}
+  friend std::ostream& operator<<(std::ostream& out, const TextPart& part) {
+    part.stream_(out, part.value_);
+    return out;
+  }
+
+ private:
+  const void* value_;
+  void (*stream_)(std::ostream&, const void*);
+};
+
+/// Streams `parts` into one string. Numbers read the same in every locale.
+std::string concat_parts(std::initializer_list<TextPart> parts);
 template <class... Parts>
 std::string concat(const Parts&... parts) {
-  std::ostringstream out;
-  out.imbue(std::locale::classic());
-  (out << ... << parts);
-  return out.str();
+  return concat_parts({parts...});
+}
+
+/// Throws an `E` whose message is `parts` in a row. Out of line, so that a check costs its caller one jump.
+template <class E>
+[[noreturn, gnu::cold, gnu::noinline]] void throw_parts(std::initializer_list<TextPart> parts) {
+  throw E(concat_parts(parts));
 }
 
 /// Throws an `E` whose message is all `parts` in a row, unless the condition holds.
 template <class E = Error, class... Parts>
 void require(bool condition, const Parts&... parts) {
   if (!condition) [[unlikely]]
-    throw E(concat(parts...));
+    throw_parts<E>({parts...});
 }
 
 /// Within a handler: throws what it handles again, with `prefix` in front of its text. duet's errors keep their type

@@ -2,7 +2,6 @@
 
 #include <fcntl.h>
 #include <sched.h>
-#include <sys/random.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -61,12 +60,7 @@ ReservedPort::ReservedPort(const std::string& address, int port, const PortRange
   ::fcntl(socket_.get(), F_SETFD, FD_CLOEXEC);
 }
 
-std::string random_run_id() {
-  std::uint64_t number = 0;
-  if (::getrandom(&number, sizeof(number), 0) != sizeof(number))
-    number = static_cast<std::uint64_t>(Clock::now().time_since_epoch().count());
-  return concat("duet-", ::getpid(), "-", std::hex, number);
-}
+std::string random_run_id() { return concat("duet-", ::getpid(), "-", random_hex(sizeof(std::uint64_t))); }
 
 std::vector<std::string> rank_environment(const LaunchOptions& options, const RankVariables& rank) {
   std::map<std::string, std::string> all = own_environment();
