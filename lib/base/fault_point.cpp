@@ -1,7 +1,5 @@
 #include "lib/base/fault_point.h"
 
-#ifdef DUET_FAULT_POINTS
-
 #include <chrono>
 #include <csignal>
 #include <cstdio>
@@ -101,5 +99,3 @@ void fault_point(const char* name, int replica) {
 }
 
 }  // namespace duet
-
-#endif
