@@ -183,7 +183,7 @@ void measure(const CollectiveOptions& options, const std::string& algorithm, ddp
 }
 
 // The most distinct of the page's colours.
-constexpr const char* kColours[] = {"dp", "averaging", "ddp", "single"};
+constexpr const char* kBarColours[] = {"dp", "averaging", "ddp", "single"};
 
 std::string size_text(double bytes) {
   for (const char* unit : {"B", "KiB", "MiB"}) {
@@ -206,7 +206,7 @@ Chart log_chart(const std::vector<CollectiveRow>& rows, const std::string& id, c
   std::set<std::int64_t> sizes;
   for (const CollectiveRow& row : rows) {
     sizes.insert(row.bytes);
-    const char* const colour = kColours[chart.series.size() % std::size(kColours)];
+    const char* const colour = kBarColours[chart.series.size() % std::size(kBarColours)];
     const std::string curve = curve_of(row);
     chart.series_of(curve, colour, "line")
         .add(static_cast<double>(row.bytes), value(row),

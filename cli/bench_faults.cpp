@@ -29,7 +29,7 @@
 namespace duet::cli {
 namespace {
 
-constexpr const char* kTestImages = "100";  // the time ends with the last step
+constexpr const char* kFaultTestImages = "100";  // the time ends with the last step
 
 /// A way to train: a row of the table.
 struct FaultWay {
@@ -167,7 +167,7 @@ class FaultBench {
             concat("--data=", options_.data),
             concat("--epochs=", epochs_),
             concat("--train-images=", options_.steps / epochs_ * options_.batch),
-            concat("--test-images=", kTestImages)};
+            concat("--test-images=", kFaultTestImages)};
   }
 
   const FaultOptions& options_;

@@ -19,7 +19,7 @@
 namespace duet::cli {
 namespace {
 
-constexpr const char* kNote =
+constexpr const char* kCaveat =
     "Rows named measured are the comparison's own; all others are computed from its model: no congestion, no cost per "
     "message beyond the link's latency, and beyond the most devices measured next to each other no further slow-down.";
 
@@ -125,7 +125,7 @@ std::string page_of(const std::vector<ScalingRow>& rows, const std::string& link
       "Parts of every computed step, each as a share of it; divided is single's step over the number of devices.";
   const std::string left = page.picture(efficiency);
   page.add("<div class=\"first\">\n" + left + page.picture(step_time_chart(rows)) + "</div>\n");
-  page.add(page_table(table_of(rows)) + page_note(kNote));
+  page.add(page_table(table_of(rows)) + page_note(kCaveat));
   page.section("What bounds it", page.picture(bounds));
   page.section("What was computed", page_entries({{"command line", command_line}, {"link", link}}));
   page.data(to_json(rows));
@@ -148,7 +148,7 @@ int run(const PredictOptions& options, const std::string& command_line) {
   const std::string link = link_line(options, plan, model_of(results));
   std::fprintf(out, "link: %s\n\n", link.c_str());
   for (const auto& line : aligned(table_of(rows), {0, 7, 8})) std::fprintf(out, "%s\n", table_line(line).c_str());
-  std::fprintf(out, "\n%s%s\n", missing_rows(options, rows).c_str(), kNote);
+  std::fprintf(out, "\n%s%s\n", missing_rows(options, rows).c_str(), kCaveat);
   for (const std::string& note : results.model_notes) std::fprintf(out, "Of the model: %s.\n", printable(note).c_str());
   if (!options.out.empty()) write_output(options.out, page_of(rows, link, command_line));
   write_json(options.json, to_json(rows));

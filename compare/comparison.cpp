@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstddef>
 #include <cstdio>
 #include <iterator>
@@ -24,6 +25,7 @@
 #include "compare/torch_peers.h"
 #include "lib/error.h"
 #include "lib/io/checkpoint.h"
+#include "lib/monotonic.h"
 #include "measure/statistics.h"
 #include "model/cost_model.h"
 
@@ -153,7 +155,7 @@ class Comparison {
   void show_progress(const std::string& file, const std::string& called) {
     if (::access(file.c_str(), R_OK) != 0) return;
     Progress progress;
-    if (from_line(read_file(file), progress)) line_.show(called, progress);
+    if (from_line(read_file(file), progress)) show(progress_text(called, progress));
   }
 
   /// The hash of all parameters after every step; empty if the cell failed.
@@ -177,8 +179,14 @@ class Comparison {
   }
 
   /// A line, where there is no progress line.
-  void say(const std::string& text) const {
+  void say(const std::string& text) {
     if (!style_.rewrite && !options_.quiet) std::fprintf(stderr, "%s\n", text.c_str());
+    said_ = Clock::now();
+  }
+  /// On a terminal in the line that is rewritten, elsewhere as a line if nothing was printed for nine seconds.
+  void show(const std::string& text) {
+    line_.show(text);
+    if (Clock::now() - said_ > std::chrono::seconds(9)) say(text);
   }
 
   /// What the others are compared with; null where it has not learnt.
@@ -222,7 +230,7 @@ class Comparison {
     if (rounds.empty()) return;
     const RoundState end = run_rounds(rounds, limits,
                                       {.burst = [&](std::size_t cell, int steps) { return burst(*cells[cell], steps); },
-                                       .show = [&](const RoundState& state) { line_.show(round_text(state)); }});
+                                       .show = [&](const RoundState& state) { show(round_text(state)); }});
     line_.clear();
     say(round_text(end));
   }
@@ -280,6 +288,7 @@ class Comparison {
   const TemporaryFolder folder_;
   TerminalStyle style_;
   ProgressLine line_;
+  Clock::time_point said_ = Clock::now();
   std::vector<Cell> cells_;
   std::size_t done_ = 0;  // cells that were begun
   std::optional<TorchPeers> peers_;

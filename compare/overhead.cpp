@@ -126,8 +126,8 @@ std::optional<Overhead> overhead_of(const Results& results, const Run& run) {
 }
 
 bool explained(const Run& run, const Overhead& overhead) {
-  constexpr std::size_t kFewestRounds = 5;
-  return run.rounds_us.size() >= kFewestRounds && overhead.lost_us() > 0 &&
+  constexpr std::size_t kEnoughRounds = 5;
+  return run.rounds_us.size() >= kEnoughRounds && overhead.lost_us() > 0 &&
          std::fabs(overhead.unexplained_us()) <= kUnexplained * overhead.lost_us();
 }
 

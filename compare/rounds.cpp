@@ -13,11 +13,11 @@
 namespace duet::cli {
 namespace {
 
-constexpr std::uint64_t kSeed = 17;
-constexpr double kBurst = 0.1;                        // seconds, at least
-constexpr int kSteps = 20, kFewSteps = 5;             // steps a burst; the latter where the budget holds few rounds
-constexpr int kFewestRounds = 3, kBudgetRounds = 10;  // at least; and that the budget should hold
-constexpr int kNarrowRounds = 8;                      // before intervals may end the rounds: below, they are rough
+constexpr std::uint64_t kOrderSeed = 17;
+constexpr double kBurst = 0.1;                     // seconds, at least
+constexpr int kBurstSteps = 20, kShortBurst = 5;   // steps a burst; the latter where the budget holds few rounds
+constexpr int kMinRounds = 3, kBudgetRounds = 10;  // at least; and that the budget should hold
+constexpr int kNarrowRounds = 8;                   // before intervals may end the rounds: below, they are rough
 constexpr double kNarrow = 0.01;
 
 class Rounds {
@@ -44,7 +44,7 @@ class Rounds {
   bool goes_on(int done, double spent_s, double longest_s) const {
     if (std::all_of(cells_.begin(), cells_.end(), [](const RoundCell& cell) { return cell.failed; })) return false;
     if (done == 0) return limits_.budget_s > 0;
-    if (done < kFewestRounds) return longest_s < limits_.budget_s;
+    if (done < kMinRounds) return longest_s < limits_.budget_s;
     if (done >= kNarrowRounds && widest().value_or(1) <= kNarrow) return false;
     return spent_s + longest_s <= limits_.budget_s;
   }
@@ -57,7 +57,7 @@ class Rounds {
       if (cell.failed) continue;
       calls_.show(state_);
       const int wanted = static_cast<int>(wanted_steps(cell) * share);
-      const std::optional<double> us = calls_.burst(i, std::max(wanted, steps_of_burst(cell, 1, kFewSteps)));
+      const std::optional<double> us = calls_.burst(i, std::max(wanted, steps_of_burst(cell, 1, kShortBurst)));
       cell.failed = !us;
       if (!us) continue;
       cell.rounds_us.push_back(*us);
@@ -67,11 +67,11 @@ class Rounds {
 
   /// The number of steps that take as long as a burst should, within these limits.
   static int steps_of_burst(const RoundCell& cell, int least, int most) {
-    if (cell.step_us <= 0) return kFewSteps;  // to learn how long one takes
+    if (cell.step_us <= 0) return kShortBurst;  // to learn how long one takes
     return static_cast<int>(std::clamp<double>(std::ceil(kBurst * 1e6 / cell.step_us), least, most));
   }
 
-  static int wanted_steps(const RoundCell& cell) { return steps_of_burst(cell, kSteps, 1'000'000); }
+  static int wanted_steps(const RoundCell& cell) { return steps_of_burst(cell, kBurstSteps, 1'000'000); }
 
   /// The share of the wanted steps with which the budget holds kBudgetRounds rounds.
   double share_of_steps() const {
@@ -99,7 +99,7 @@ class Rounds {
   const RoundLimits& limits_;
   const RoundCalls& calls_;
   std::vector<std::size_t> order_;
-  PythonRandom shuffle_{kSeed};
+  PythonRandom shuffle_{kOrderSeed};
   RoundState state_;
 };
 

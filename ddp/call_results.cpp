@@ -13,7 +13,7 @@ namespace duet::ddp {
 
 namespace {
 
-constexpr std::chrono::milliseconds kPause{1};  // a spare process may be ahead of the rank
+constexpr std::chrono::milliseconds kLookPause{1};  // a spare process may be ahead of the rank
 
 const Buffer& result_of(const Call& call) {
   const bool in_place = call.op == Collective::broadcast || call.op == Collective::all_reduce ||
@@ -48,7 +48,7 @@ void CallResults::keep(const Call& call) {
 
 void CallResults::repeat(const Call& call, FunctionRef<bool()> are_all_kept) {
   const std::string header = header_of_result(call);
-  while (!are_all_kept() && !store_->check({key()})) std::this_thread::sleep_for(kPause);
+  while (!are_all_kept() && !store_->check({key()})) std::this_thread::sleep_for(kLookPause);
   require<UsageError>(store_->check({key()}), name(call.op), " before the first step: rank ", rank_,
                       " replaces a lost one, of which no such result was kept: ", kMostBytes,
                       " bytes of results are, and no messages between two ranks");

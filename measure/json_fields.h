@@ -12,8 +12,9 @@
 #include <utility>
 #include <vector>
 
-#include "cli/system/display.h"
 #include "lib/error.h"
+
+extern template class nlohmann::basic_json<nlohmann::ordered_map>;  // instantiated once, in json_fields.cpp
 
 namespace duet::cli {
 
@@ -24,21 +25,10 @@ inline constexpr int kDeepest = 32;             // nesting depth
 
 /// Parses `text`; the result is_discarded() if it is not JSON. Throws DataError for lists nested so deeply that walking
 /// them would take all of the stack.
-inline Json parsed_json(const std::string& text) {
-  const auto shallow = [](int depth, Json::parse_event_t, Json&) {
-    require<DataError>(depth <= kDeepest, "results: nesting is more than ", kDeepest, " deep");
-    return true;
-  };
-  return Json::parse(text, shallow, false);
-}
+Json parsed_json(const std::string& text);
 
 /// A value in an error's text, cut where it is long.
-inline std::string shown(const Json& value) {
-  constexpr std::size_t kLongest = 60;
-  std::string text = value.dump(-1, ' ', true);  // ASCII alone, so that no character is cut
-  if (text.size() > kLongest) text.replace(kLongest, text.size(), "...");
-  return text;
-}
+std::string shown(const Json& value);
 
 /// What a field that is read must keep.
 struct Rule {
@@ -192,18 +182,11 @@ class JsonReader {
 };
 
 /// On one line, without its end; and on several.
-inline std::string line_of(const Json& json) { return json.dump(-1, ' ', false, Json::error_handler_t::replace); }
-inline std::string text_of(const Json& json) { return json.dump(1, ' ', false, Json::error_handler_t::replace) + "\n"; }
+std::string line_of(const Json& json);
+std::string text_of(const Json& json);
 
 /// A field in a line of CSV; the items of a list are joined by blanks.
-inline std::string csv_text(const Json& value) {
-  if (value.is_string()) return value.get<std::string>();
-  if (value.is_number_float()) return shortest(value.get<double>());
-  if (!value.is_array()) return value.is_null() ? "" : value.dump();
-  std::string list;
-  for (const Json& item : value) list += (list.empty() ? "" : " ") + csv_text(item);
-  return list;
-}
+std::string csv_text(const Json& value);
 
 /// Parses what another process of duet has measured; `what` names it in errors.
 template <class T>

@@ -93,8 +93,8 @@ StepOverhead fit_overhead(const std::vector<TimePoint>& beyond) {
 }
 
 double fit_spread(const std::vector<double>& step_us) {
-  constexpr std::size_t kFewest = 8;
-  if (step_us.size() < kFewest || !std::all_of(step_us.begin(), step_us.end(), positive)) return 0;
+  constexpr std::size_t kEnough = 8;
+  if (step_us.size() < kEnough || !std::all_of(step_us.begin(), step_us.end(), positive)) return 0;
   std::vector<double> sorted = step_us;
   std::sort(sorted.begin(), sorted.end());
   const auto quantile = [&](double share) {

@@ -19,7 +19,7 @@
 namespace duet::cli {
 namespace {
 
-constexpr std::size_t kIndent = 2;
+constexpr std::size_t kLead = 2;
 constexpr const char* kNote =
     "B/A: samples a second of B for each of A, above 1 where B is faster. Its 95 % interval is that of two independent "
     "medians over rounds, on their logarithms.";
@@ -147,7 +147,7 @@ std::string side_by_side(const Results& a, const Results& b, int columns, Termin
   const auto most = static_cast<std::size_t>(std::clamp(columns, kNarrowestScreen, kScreenColumns));
   std::string text;
   const auto say = [&](const std::string& sentence, bool warns = false) {
-    for (const std::string& line : wrapped(sentence, most, kIndent))
+    for (const std::string& line : wrapped(sentence, most, kLead))
       text += (warns ? red(cut(line, most), style) : cut(line, most)) + "\n";
   };
   say("A: " + machine_text(a));

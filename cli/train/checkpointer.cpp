@@ -20,7 +20,7 @@ namespace {
 constexpr const char* kRunId = "TORCHELASTIC_RUN_ID";
 constexpr const char* kRestarts = "TORCHELASTIC_RESTART_COUNT";
 constexpr const char* kNoRunId = "none";  // torchrun's, where it was given none
-constexpr const char* kRun = "run";       // setting of a checkpoint that names the run that wrote it
+constexpr const char* kRunPart = "run";   // setting of a checkpoint that names the run that wrote it
 constexpr const char* kBlocksSetting = "blocks";
 constexpr const char* kNoGenerator = "the state of PyTorch's generator is not in a checkpoint";
 
@@ -67,7 +67,7 @@ std::optional<ResumePoint> find_checkpoint(const TrainOptions& options, const Na
   const bool restarted = !restarts.empty() && restarts != "0" && !run.empty() && run != kNoRunId;
   if (restarted && !folder.empty() && holds_checkpoint(folder)) {
     LoadedCheckpoint loaded = load_checkpoint(folder, arch, model);
-    const auto writer = loaded.checkpoint.settings.find(kRun);
+    const auto writer = loaded.checkpoint.settings.find(kRunPart);
     if (writer != loaded.checkpoint.settings.end() && writer->second == run)
       found = ResumePoint{std::move(loaded), true};
     require<UsageError>(!found || options.compat == Compat::duet, "restart ", restarts,
@@ -184,7 +184,7 @@ void Checkpointer::save(const data::Position& position, double accuracy) {
   settings.insert(images_.begin(), images_.end());
   if (setup_.batches != nullptr && options_.device == DeviceKind::cpu)
     settings[kBlocksSetting] = std::to_string(setup_.batches->blocks());
-  if (const std::string run = variable(kRunId); !run.empty()) settings[kRun] = run;
+  if (const std::string run = variable(kRunId); !run.empty()) settings[kRunPart] = run;
   save_checkpoint(folder_,
                   {.position = position,
                    .step = total_steps(position),

@@ -401,7 +401,7 @@ class MpiMessages {
     Outgoing& one = outgoing_.emplace_back();
     one.packet.head = head;
     const std::size_t bytes = head.kind == Kind::eager ? static_cast<std::size_t>(head.bytes) : 0;
-    if (bytes > 0) std::memcpy(one.packet.data.data(), data, bytes);
+    if (data != nullptr && bytes > 0) std::memcpy(one.packet.data.data(), data, bytes);
     check_mpi(MPI_Isend(&one.packet, static_cast<int>(sizeof(Head) + bytes), MPI_BYTE, world_rank, kPacketTag,
                         world_.ranks, &one.request),
               "MPI_Isend");

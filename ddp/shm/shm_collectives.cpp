@@ -10,9 +10,9 @@
 namespace duet::ddp {
 namespace {
 
-constexpr std::int64_t kLineElements = 64;  // shards are cut at whole cache lines
-constexpr std::int64_t kCached = 2048;      // elements of a shard that stay in the first cache while they are reduced
-constexpr std::uint64_t kArenaShift = 48;   // a place: arena number from this bit on, below it the offset in the arena
+constexpr std::int64_t kLineElements = 64;   // shards are cut at whole cache lines
+constexpr std::int64_t kCachedBytes = 2048;  // elements of a shard that stay in the first cache while they are reduced
+constexpr std::uint64_t kArenaShift = 48;    // a place: arena number from this bit on, below it the offset in the arena
 
 /// Whether a rank that contributes has a piece for each rank.
 bool spreads(Collective op) {
@@ -213,8 +213,8 @@ const void* ShmCollectives::reduce_staged(const Call& call, Pass pass, std::size
 void ShmCollectives::reduce_shared(const Call& call, std::uint64_t sequence) {
   const Pass shard = shard_of(call.in.count, rank_);
   const std::size_t size = size_of(call.in.dtype);
-  for (std::int64_t done = 0; done < shard.count; done += kCached) {
-    const std::int64_t count = std::min(kCached, shard.count - done);
+  for (std::int64_t done = 0; done < shard.count; done += kCachedBytes) {
+    const std::int64_t count = std::min(kCachedBytes, shard.count - done);
     parts_.clear();
     for (int peer = 0; peer < size_; ++peer)
       for (int part = 0; part < order_.parts_of(peer); ++part) {

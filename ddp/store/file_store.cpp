@@ -33,8 +33,8 @@ constexpr std::size_t kLogHeaderBytes = sizeof(kLogHeader) - 1;
 constexpr std::size_t kHeadBytes = 1 + 3 * sizeof(std::uint32_t);
 constexpr char kSet = 's';
 constexpr char kErase = 'd';
-constexpr Milliseconds kPoll{10};
-constexpr std::chrono::microseconds kFirstPause{1000}, kMostPause{32'000};
+constexpr Milliseconds kPollEvery{10};
+constexpr std::chrono::microseconds kFirstPause{1000}, kLongestPause{32'000};
 // A lock is held for so short a time that no timeout should be the shorter one.
 constexpr Milliseconds kLeastPatience{1000};
 const char* const kClosedKey = "/duet/closed";
@@ -105,7 +105,7 @@ class FileStore::Locked {
   Locked(FileStore& store, Milliseconds timeout) : store_(store), lock_(store.mutex_, std::defer_lock) {
     const auto begin = Clock::now();
     std::minstd_rand random(static_cast<unsigned>(begin.time_since_epoch().count()));  // ranks must not try in step
-    for (auto pause = kFirstPause; !try_lock(); pause = std::min(2 * pause, kMostPause)) {
+    for (auto pause = kFirstPause; !try_lock(); pause = std::min(2 * pause, kLongestPause)) {
       const auto waited = Clock::now() - begin;
       if (waited >= std::max(timeout, kLeastPatience))
         throw CommError(concat("waited ", std::chrono::floor<Milliseconds>(waited).count(),
@@ -226,7 +226,7 @@ void FileStore::wait_for(const std::vector<std::string>& keys, Milliseconds time
     if (waited < timeout) return false;
     throw CommError(concat(table_.timeout_message(keys, timeout), " (file ", path_, ")"));
   };
-  while (!look(std::chrono::floor<Milliseconds>(Clock::now() - begin))) std::this_thread::sleep_for(kPoll);
+  while (!look(std::chrono::floor<Milliseconds>(Clock::now() - begin))) std::this_thread::sleep_for(kPollEvery);
 }
 
 std::vector<std::string> FileStore::request(StoreOp op, std::vector<std::string> strings, Milliseconds timeout) {

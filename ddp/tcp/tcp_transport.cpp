@@ -200,8 +200,8 @@ std::vector<Descriptor> connect_tcp_mesh(Store& store, int rank, int size, const
 
 namespace {
 
-constexpr std::size_t kPieceBytes = 1 << 20;  // at most in one system call, during which the mutex is held
-constexpr int kPieces = 16;                   // to or from one peer, before the others have their turn
+constexpr std::size_t kCallBytes = 1 << 20;  // at most in one system call, during which the mutex is held
+constexpr int kPieces = 16;                  // to or from one peer, before the others have their turn
 
 class TcpTransport final : public Transport {
  public:
@@ -333,9 +333,8 @@ class TcpTransport final : public Transport {
     for (int i = 0; i < kPieces && !peer.out.empty(); ++i) {
       StreamMessage& message = messages_.at(peer.out.front());
       const std::size_t head = std::min(peer.written, sizeof(MessageHead)), done = peer.written - head;
-      std::array<iovec, 2> parts{
-          {{reinterpret_cast<std::byte*>(&message.head) + head, sizeof(MessageHead) - head},
-           {message.data + done, std::min<std::size_t>(kPieceBytes, message.head.bytes - done)}}};
+      std::array<iovec, 2> parts{{{reinterpret_cast<std::byte*>(&message.head) + head, sizeof(MessageHead) - head},
+                                  {message.data + done, std::min<std::size_t>(kCallBytes, message.head.bytes - done)}}};
       msghdr text{};
       text.msg_iov = parts.data();
       text.msg_iovlen = parts.size();
@@ -357,7 +356,7 @@ class TcpTransport final : public Transport {
   void read(Peer& peer) {
     for (int i = 0; i < kPieces && peer.end.empty() && !peer.receiver.parked(); ++i) {
       const std::span<std::byte> room = peer.receiver.room();
-      const ssize_t got = ::recv(peer.socket.get(), room.data(), std::min(kPieceBytes, room.size()), MSG_DONTWAIT);
+      const ssize_t got = ::recv(peer.socket.get(), room.data(), std::min(kCallBytes, room.size()), MSG_DONTWAIT);
       if (got == 0) return end(peer, "connection closed by peer");
       if (got < 0) {
         if (errno == EINTR) continue;

@@ -54,7 +54,7 @@ std::string folder_of(const std::string& path) {
 
 namespace {
 
-constexpr const char* kName = ".duet.lock";
+constexpr const char* kLockFile = ".duet.lock";
 // A process that was killed has its lock until its memory is freed.
 constexpr std::chrono::milliseconds kPatience{1000}, kPause{20};
 
@@ -93,7 +93,7 @@ bool is_named(const Descriptor& file, const std::string& path) {
 }
 
 FolderLock::FolderLock(const std::string& folder, const std::string& run)
-    : path_((std::filesystem::path(folder) / kName).string()) {
+    : path_((std::filesystem::path(folder) / kLockFile).string()) {
   for (const auto deadline = Clock::now() + kPatience; !take(); std::this_thread::sleep_for(kPause))
     require<DataError>(Clock::now() < deadline, "folder ", folder, " is written by ", holder_of(file_),
                        ": wait for its end or use another folder");

@@ -74,7 +74,7 @@ std::int64_t lay_out(std::vector<Slot>& slots) {
   return end;
 }
 
-constexpr std::int64_t kLine = 16;  // elements
+constexpr std::int64_t kCacheLine = 16;  // elements
 
 /// The first element of a flat buffer of `slots` in its memory: the largest slot then lies on a cache line, and with it
 /// all that are whole vectors away. On CPU a vector of a matrix that reaches into two lines is loaded twice; on CUDA
@@ -82,14 +82,14 @@ constexpr std::int64_t kLine = 16;  // elements
 std::int64_t flat_begin(const std::vector<Slot>& slots) {
   const auto by_count = [](const Slot& a, const Slot& b) { return a.shape.count() < b.shape.count(); };
   const std::int64_t offset = std::max_element(slots.begin(), slots.end(), by_count)->offset;
-  return (kLine - offset % kLine) % kLine;
+  return (kCacheLine - offset % kCacheLine) % kCacheLine;
 }
 
 /// Memory for all slots.
 Tensor flat_memory(std::vector<Slot> slots, Device device) {
   const std::int64_t count = lay_out(slots);
   if (slots.empty()) return zeros({0}, DType::f32, device);
-  return zeros({count + kLine}, DType::f32, device).slice(flat_begin(slots), {count});
+  return zeros({count + kCacheLine}, DType::f32, device).slice(flat_begin(slots), {count});
 }
 
 Tensor run_of(const Tensor& flat, const std::vector<Slot>& slots, int first, int count) {

@@ -38,7 +38,7 @@ void multiply(CudaDevice& device, const Matrix& a, const Matrix& b, const Tensor
   const int a_pitch = a.transposed ? m : k, b_pitch = b.transposed ? k : n;
   const cublasOperation_t a_op = a.transposed ? CUBLAS_OP_T : CUBLAS_OP_N,
                           b_op = b.transposed ? CUBLAS_OP_T : CUBLAS_OP_N;
-  constexpr float kOne = 1, kZero = 0;
+  constexpr float kAlpha = 1, kBeta = 0;
   const cublasHandle_t handle = device.cublas();
   const bool rounds = device.precision() == Precision::bf16;
   check(cublasSetMathMode(handle, math_of(device.precision())), op);
@@ -46,17 +46,17 @@ void multiply(CudaDevice& device, const Matrix& a, const Matrix& b, const Tensor
                right = rounds ? in_bfloat16(device, b.values) : b.values;
   const cudaDataType type = rounds ? CUDA_R_16BF : CUDA_R_32F;
   if (matrices > 1)
-    return check(cublasGemmStridedBatchedEx(handle, b_op, a_op, n, m, k, &kOne, right.raw(), type, b_pitch,
-                                            std::int64_t{k} * n, left.raw(), type, a_pitch, std::int64_t{m} * k, &kZero,
+    return check(cublasGemmStridedBatchedEx(handle, b_op, a_op, n, m, k, &kAlpha, right.raw(), type, b_pitch,
+                                            std::int64_t{k} * n, left.raw(), type, a_pitch, std::int64_t{m} * k, &kBeta,
                                             c.raw(), CUDA_R_32F, n, std::int64_t{m} * n, to_int(matrices, "matrices"),
                                             CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT),
                  op);
   if (rounds)
-    return check(cublasGemmEx(handle, b_op, a_op, n, m, k, &kOne, right.raw(), type, b_pitch, left.raw(), type, a_pitch,
-                              &kZero, c.raw(), CUDA_R_32F, n, CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT),
+    return check(cublasGemmEx(handle, b_op, a_op, n, m, k, &kAlpha, right.raw(), type, b_pitch, left.raw(), type,
+                              a_pitch, &kBeta, c.raw(), CUDA_R_32F, n, CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT),
                  op);
-  check(cublasSgemm(handle, b_op, a_op, n, m, k, &kOne, right.data<float>(), b_pitch, left.data<float>(), a_pitch,
-                    &kZero, c.data<float>(), n),
+  check(cublasSgemm(handle, b_op, a_op, n, m, k, &kAlpha, right.data<float>(), b_pitch, left.data<float>(), a_pitch,
+                    &kBeta, c.data<float>(), n),
         op);
 }
 

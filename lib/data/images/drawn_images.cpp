@@ -16,7 +16,7 @@ namespace {
 
 constexpr std::int64_t kShapes = 10, kTextures = 10, kMostClasses = 1000, kLeastSide = 8, kMostSide = 4096;
 constexpr std::int64_t kTestDrawings = std::int64_t{1} << 40;  // behind all that is drawn for training
-constexpr std::string_view kName = "synthetic";                // begins the names of these data sets, before a colon
+constexpr std::string_view kDrawnName = "synthetic";           // begins the names of these data sets, before a colon
 constexpr std::uint64_t kPurpose = 0x64726177;                 // keeps the draws apart from others of the same seed
 
 // How strongly images differ; lengths in units of the image's side.
@@ -211,7 +211,7 @@ void DrawnImages::fetch(std::span<const std::int64_t> indices, const Tensor& sam
   }
 }
 
-bool names_drawn_images(std::string_view text) { return text.substr(0, text.find(':')) == kName; }
+bool names_drawn_images(std::string_view text) { return text.substr(0, text.find(':')) == kDrawnName; }
 
 DrawnSets parse_drawn_images(std::string_view text) {
   constexpr std::int64_t kMostCount = std::int64_t{1} << 31;
@@ -222,7 +222,7 @@ DrawnSets parse_drawn_images(std::string_view text) {
                                         {"seed", 0, 0, std::numeric_limits<std::int64_t>::max()}}};
   require<UsageError>(names_drawn_images(text), "got '", text,
                       "', expected synthetic, or synthetic:classes=100,size=64");
-  for (text.remove_prefix(kName.size()); !text.empty();) {
+  for (text.remove_prefix(kDrawnName.size()); !text.empty();) {
     text.remove_prefix(1);
     const std::string_view item = text.substr(0, text.find(','));
     read_number(fields, item);

@@ -11,20 +11,20 @@
 namespace duet::data {
 namespace {
 
-using Bytes = std::span<const std::uint8_t>;
+using FileBytes = std::span<const std::uint8_t>;
 
-bool begins_with(Bytes content, std::initializer_list<std::uint8_t> magic) {
+bool begins_with(FileBytes content, std::initializer_list<std::uint8_t> magic) {
   return content.size() >= magic.size() && std::equal(magic.begin(), magic.end(), content.begin());
 }
 
-bool is_jpeg(Bytes content) { return begins_with(content, {0xff, 0xd8, 0xff}); }
-bool is_png(Bytes content) { return begins_with(content, {0x89, 'P', 'N', 'G', '\r', '\n', 0x1a, '\n'}); }
+bool is_jpeg(FileBytes content) { return begins_with(content, {0xff, 0xd8, 0xff}); }
+bool is_png(FileBytes content) { return begins_with(content, {0x89, 'P', 'N', 'G', '\r', '\n', 0x1a, '\n'}); }
 
 }  // namespace
 
-bool has_read_format(Bytes content) { return is_jpeg(content) || is_png(content); }
+bool has_read_format(FileBytes content) { return is_jpeg(content) || is_png(content); }
 
-std::unique_ptr<ImageFile> ImageFile::open(Bytes content, std::string name, std::int64_t most_pixels) {
+std::unique_ptr<ImageFile> ImageFile::open(FileBytes content, std::string name, std::int64_t most_pixels) {
   require<DataError>(!content.empty(), name, ": is empty, expected a JPEG or PNG image");
   if (is_jpeg(content)) return open_jpeg(content, std::move(name), most_pixels);
   if (is_png(content)) return open_png(content, std::move(name), most_pixels);

@@ -9,8 +9,8 @@
 namespace duet::data {
 namespace {
 
-constexpr std::uint64_t kPurpose = 0x63726f70;  // keeps the draws apart from others of the same seed
-constexpr int kTries = 10;                      // torchvision's
+constexpr std::uint64_t kCropPurpose = 0x63726f70;  // keeps the draws apart from others of the same seed
+constexpr int kTries = 10;                          // torchvision's
 
 /// Half to even, as Python rounds.
 std::int64_t rounded(double value) { return std::lrint(value); }
@@ -62,7 +62,7 @@ void check(const ResizeCentreCrop& transform) {
 
 View view_of(const RandomResizedCrop& transform, std::int64_t width, std::int64_t height, std::int64_t epoch,
              std::int64_t image) {
-  Philox random(transform.seed ^ kPurpose,
+  Philox random(transform.seed ^ kCropPurpose,
                 (static_cast<std::uint64_t>(epoch) << 32) + static_cast<std::uint64_t>(image));
   View view{.crop = random_crop(transform, width, height, random),
             .width = transform.size,
