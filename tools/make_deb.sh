@@ -31,11 +31,9 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 mkdir "$work/duet-$version"
 git -c safe.directory='*' archive HEAD | tar -x -C "$work/duet-$version"
-echo "make_deb: building (log in $folder/build.log)"
 # Symbols for debuggers would double the time; dpkg-buildpackage by itself makes packages of them.
-(cd "$work/duet-$version" &&
-  DEB_BUILD_OPTIONS="noautodbgsym parallel=$(nproc)" DEB_CXXFLAGS_STRIP=-g dpkg-buildpackage -us -uc) >"$folder/build.log" 2>&1 ||
-  { tail -n 40 "$folder/build.log" >&2; exit 1; }
+tools/build.py make_deb "$folder/build.log" env -C "$work/duet-$version" DEB_BUILD_OPTIONS="noautodbgsym parallel=$(nproc)" \
+  DEB_CXXFLAGS_STRIP=-g dpkg-buildpackage -us -uc
 cp "$work"/duet_* "$work"/libduet*.deb "$folder/"
 ! command -v lintian >/dev/null || lintian --fail-on error "$folder/duet_${version}_$(dpkg --print-architecture).changes"
 du -h "$folder"/*.deb

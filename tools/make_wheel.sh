@@ -32,10 +32,6 @@ check() {  # check NAME COMMAND...
 }
 
 site() { "$1" -c 'import sysconfig; print(sysconfig.get_path("purelib"))'; }
-build() {
-  rm -rf dist
-  "$python" -m pip wheel . --no-build-isolation --no-deps -w dist -C build-dir=build-wheel
-}
 metadata() {
   local minor
   minor=$("$python" -c 'import torch; print(".".join(torch.__version__.split(".")[:2]))')
@@ -52,7 +48,9 @@ environment() {  # what the first one has, without what the script has put there
 # From elsewhere, so that nothing of the tree is found by chance.
 in_fresh() { cd "$fresh" && env -u PYTHONPATH -u LD_LIBRARY_PATH -u DUET PATH="$fresh/env/bin:/usr/bin:/bin" "$@"; }
 
-check 'pip wheel' build
+rm -rf dist
+tools/build.py make_wheel "$fresh/wheel.log" "$python" -m pip wheel -v . --no-build-isolation --no-deps -w dist -C build-dir=build-wheel
+check 'pip wheel' ls dist/*.whl
 check 'twine check' "$python" -m twine check --strict dist/*.whl
 check 'the PyTorch that it needs' metadata
 check 'a fresh environment' environment

@@ -2,6 +2,7 @@
 # Installs what duet needs on Debian 12 or 13. Does nothing, in under a second, when everything is there.
 #
 #   tools/setup.sh          what a build and its tests need
+#   tools/setup.sh --demo   what tools/demo.sh builds needs: no Catch2, Gloo or MPI
 #   tools/setup.sh --ci     clang, its sanitizers and clang-format, CMake, zsh, Chromium, Doxygen, and a Slurm to run a test under, too
 #   tools/setup.sh --torch  LibTorch and PyTorch, too, where a mirror gives them within two minutes; else exit status 1
 #
@@ -22,9 +23,15 @@ optional=(libgloo-dev     # DDP between hosts; without it the Gloo module is not
   libjs-chart.js          # the pictures of reports
   openmpi-bin)            # mpirun, under which tests run
 case "${1:-}" in
+  --demo)
+    drop=' git catch2 libgloo-dev libopenmpi-dev openmpi-bin '
+    for list in needed optional; do
+      declare -n packages=$list
+      for i in "${!packages[@]}"; do [[ $drop != *" ${packages[i]} "* ]] || unset "packages[i]"; done
+    done ;;
   --ci) optional+=(clang libclang-rt-dev clang-format cmake zsh slurm-client slurmctld slurmd munge chromium doxygen) ;;
   --torch | '') ;;
-  *) sed -n '2,9p' "$0" >&2; exit 2 ;;
+  *) sed -n '2,10p' "$0" >&2; exit 2 ;;
 esac
 
 # Where there is no apt: prints the packages whose programs and headers are missing.
@@ -69,17 +76,29 @@ as_root() {
 # Recommended packages would be gigabytes.
 install=(env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends -o Dpkg::Use-Pty=0)
 
+# Runs a command of apt, and prints how long it has been at work every 9 s: python3, and so tools/build.py, may be missing.
+patiently() {
+  local start=$SECONDS clock status=0
+  while sleep 9 >/dev/null 2>&1; do echo "setup: installing packages, $((SECONDS - start)) s"; done &
+  clock=$!
+  "$@" >/dev/null || status=$?
+  kill "$clock"
+  wait "$clock" 2>/dev/null || true
+  return "$status"
+}
+
 [ -z "$apt" ] || mapfile -t absent < <(missing "${needed[@]}" "${optional[@]}")
 if [ ${#absent[@]} -gt 0 ]; then
   echo "setup: installing ${absent[*]}"
   # A stale package list names files that the mirror no longer has.
-  as_root apt-get update -qq
-  if ! as_root "${install[@]}" "${absent[@]}" >/dev/null; then
+  patiently as_root apt-get update -qq
+  if ! patiently as_root "${install[@]}" "${absent[@]}"; then
     mapfile -t absent < <(missing "${needed[@]}")
-    [ ${#absent[@]} = 0 ] || as_root "${install[@]}" "${absent[@]}" >/dev/null
+    [ ${#absent[@]} = 0 ] || patiently as_root "${install[@]}" "${absent[@]}"
     mapfile -t absent < <(missing "${optional[@]}")
     [ ${#absent[@]} = 0 ] || echo "setup: optional packages that could not be installed: ${absent[*]}" >&2
   fi
+  touch meson_options.txt  # build folders that were set up without them look again
   mapfile -t absent < <(missing "${needed[@]}")
   [ ${#absent[@]} = 0 ] || { echo "setup: still missing after the installation: ${absent[*]}" >&2; exit 1; }
 fi
@@ -102,7 +121,7 @@ if [ "${1:-}" = --torch ]; then
   fi
   # The limit is for the mirror alone: it would leave packages behind that are half installed.
   if [ ${#absent[@]} -gt 0 ] && as_root timeout 60 apt-get update -qq &&
-    as_root timeout 120 "${install[@]}" --download-only "${absent[@]}" >/dev/null && as_root "${install[@]}" "${absent[@]}" >/dev/null; then
+    patiently as_root timeout 120 "${install[@]}" --download-only "${absent[@]}" && patiently as_root "${install[@]}" "${absent[@]}"; then
     touch meson_options.txt  # build folders that were set up without it look again
   elif [ -z "$there" ]; then
     echo "setup: LibTorch could not be fetched in two minutes, or not be installed, and none was found: $found" >&2
