@@ -1,6 +1,8 @@
 #!/usr/bin/env python3
 """Sums the "N passed, N failed, N skipped" lines of all test programs in a Meson test log.
 
+    count_tests.py LOG [TIMES JOB]     appends "JOB<tab>suite: test<tab>seconds" for every test to the file TIMES
+
 A program without such a line (a script, or one that crashed) counts as one test. Prints what failed and why, how long the
 suites took (in seconds of their tests, several of which run at once; the longest first), the skips
 with their reasons on one line, then "N passed, N failed"; exits with 1 when something failed, or when nothing ran at all.
@@ -25,11 +27,19 @@ def why(text):
     return [f"  | {lines[n]}" for n in chosen]
 
 
-def main(path):
+def write_times(tests, path, job):
+    with open(path, "a", encoding="utf-8") as times:
+        for test in tests:
+            times.write(f"{job}\t{test['name'].split(':', 1)[-1]}\t{test['duration']:.0f}\n")
+
+
+def main(path, *times):
     passed = failed = 0
     skips = []
     with open(path, encoding="utf-8") as log:
         tests = [json.loads(line) for line in log]
+    if times:
+        write_times(tests, *times)
     for test in tests:
         text = (test.get("stdout") or "") + "\n" + (test.get("stderr") or "")
         good = test["result"] in ("OK", "EXPECTEDFAIL", "SKIP")
@@ -62,4 +72,4 @@ def main(path):
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1]))
+    sys.exit(main(*sys.argv[1:]))

@@ -5,18 +5,20 @@
 #
 #   tools/fuzz.sh HOURS [TARGET...]         so long in all, an equal time each; a fraction is allowed
 #   tools/fuzz.sh --seconds N [TARGET...]   each target for N seconds
+#   tools/fuzz.sh --build FOLDER ...        in a build of tools/test.sh with -Dfuzz=true, not in build-fuzz
 #   build-fuzz/tests/fuzz/fuzz_TARGET FILE  runs one input again
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-usage() { sed -n '2,9p' "$0" >&2; exit 2; }
+usage() { sed -n '2,10p' "$0" >&2; exit 2; }
+build=build-fuzz
+[ "${1-}" != --build ] || { build=${2-} && shift 2; }
 case "${1-}" in
   --seconds) each=${2-}; [ $# -lt 2 ] || shift 2 ;;
   *) each='' hours=${1-}; [ $# = 0 ] || shift ;;
 esac
 [[ $each =~ ^[1-9][0-9]*$ || ${hours-} =~ ^([0-9]+\.?[0-9]*|\.[0-9]+)$ ]] || usage
 
-build=build-fuzz
 cxx=${CXX:-clang++}
 [[ $cxx == *clang* ]] || cxx=clang++
 cc=${cxx/clang++/clang}
@@ -31,7 +33,7 @@ if [ ! -f $build/build.ninja ]; then
     -Db_sanitize=address,undefined -Db_lundef=false -Doptimization=1 -Dcpp_args=-g1 >$build.log 2>&1 || { cat $build.log >&2; exit 1; }
   mv $build.log $build/setup.log
 fi
-ninja -C $build fuzz >$build/compile.log 2>&1 || { grep -E 'error|FAILED|warning' -A 12 $build/compile.log >&2; exit 1; }
+tools/build.py fuzz $build/compile.log ninja -C $build fuzz || exit 1
 
 seeds=$build/seeds
 tests/fuzz/seeds.py $seeds
@@ -41,7 +43,7 @@ at_once=$(nproc)
 each=${each:-$(awk -v hours="$hours" -v at_once="$at_once" -v count=${#targets[@]} 'BEGIN { if (at_once > count) at_once = count; printf "%d", hours * 3600 * at_once / count + 1 }')}
 mkdir -p $build/found
 # What was freed is kept for a while, so that its use is found: 64 MiB of it.
-export ASAN_OPTIONS=quarantine_size_mb=64:allocator_may_return_null=1:${ASAN_OPTIONS-} UBSAN_OPTIONS=print_stacktrace=1
+export ASAN_OPTIONS=quarantine_size_mb=64:allocator_may_return_null=1:${ASAN_OPTIONS-} UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1
 
 # Checkpoints are made in a folder, with fsync: in memory where that can be had.
 scratch=$(mktemp -d -p /dev/shm 2>/dev/null || mktemp -d)

@@ -42,7 +42,7 @@ bool all_are(const Tensor& tensor, float value) {
 
 }  // namespace
 
-TEST_CASE("cuda: a copy between devices comes after earlier work of both, and before later work", "[order]") {
+TEST_CASE("cuda: a copy between devices comes after earlier work of both, and before later work") {
   DUET_NEEDS_CUDA();
   for (const auto& devices : sets_of_devices())
     for (int round = 0; round < 5; ++round) {
@@ -61,7 +61,7 @@ TEST_CASE("cuda: a copy between devices comes after earlier work of both, and be
     }
 }
 
-TEST_CASE("cuda: work on a foreign stream runs between the device's own where that is asked for", "[order]") {
+TEST_CASE("cuda: work on a foreign stream runs between the device's own where that is asked for") {
   DUET_NEEDS_CUDA();
   // The stream of another device on the same GPU is as foreign as another library's.
   const Device own = {DeviceKind::cuda, 0, 0}, other = {DeviceKind::cuda, 0, 1};
@@ -83,7 +83,7 @@ TEST_CASE("cuda: work on a foreign stream runs between the device's own where th
   CHECK_THROWS_AS(cuda().order({DeviceKind::cuda, cuda().device_count()}, foreign, stream), DeviceError);
 }
 
-TEST_CASE("cuda: memory given back while a copy of it is under way is not used for something else", "[order]") {
+TEST_CASE("cuda: memory given back while a copy of it is under way is not used for something else") {
   DUET_NEEDS_CUDA();
   for (const auto& devices : sets_of_devices()) {
     std::vector<Tensor> copies;
@@ -96,7 +96,7 @@ TEST_CASE("cuda: memory given back while a copy of it is under way is not used f
   }
 }
 
-TEST_CASE("cuda: sums over devices have the CPU's bits, with parts on any device", "[order]") {
+TEST_CASE("cuda: sums over devices have the CPU's bits, with parts on any device") {
   DUET_NEEDS_CUDA();
   Mt19937 generator(141);
   for (const auto& devices : sets_of_devices())
@@ -117,7 +117,7 @@ TEST_CASE("cuda: sums over devices have the CPU's bits, with parts on any device
       }
 }
 
-TEST_CASE("cuda: a sum given to all devices has the CPU's bits everywhere, also in the parts' own memory", "[order]") {
+TEST_CASE("cuda: a sum given to all devices has the CPU's bits everywhere, also in the parts' own memory") {
   DUET_NEEDS_CUDA();
   using Skips = std::array<std::int64_t, 2>;
   Mt19937 generator(143);
@@ -160,7 +160,7 @@ TEST_CASE("cuda: the sum of squares is that of the CPU, within the order of its 
   }
 }
 
-TEST_CASE("cuda: each device has a thread that works for it, all at once", "[order]") {
+TEST_CASE("cuda: each device has a thread that works for it, all at once") {
   DUET_NEEDS_CUDA();
   for (const auto& devices : sets_of_devices()) {
     std::vector<Tensor> results(devices.size());
@@ -182,7 +182,7 @@ TEST_CASE("cuda: each device has a thread that works for it, all at once", "[ord
   }
 }
 
-TEST_CASE("cuda: tensors of two devices in one operator are refused, by name", "[order]") {
+TEST_CASE("cuda: tensors of two devices in one operator are refused, by name") {
   DUET_NEEDS_CUDA();
   const Device one{DeviceKind::cuda, 0, 0}, two{DeviceKind::cuda, 0, 1};
   const Tensor x = filled(6, 1, one), y = filled(6, 1, two);
@@ -191,7 +191,7 @@ TEST_CASE("cuda: tensors of two devices in one operator are refused, by name", "
   CHECK_THROWS_AS(empty({1}, DType::f32, {DeviceKind::cuda, cuda().device_count()}), DeviceError);
 }
 
-TEST_CASE("cuda: too large a tensor is an error that names the holders of memory; smaller ones still fit", "[order]") {
+TEST_CASE("cuda: too large a tensor is an error that names the holders of memory; smaller ones still fit") {
   DUET_NEEDS_CUDA();
   CHECK_THROWS_WITH(empty({std::int64_t{1} << 40}, DType::f32, kGpu),
                     ContainsSubstring("out of memory on cuda:0: asked for 4398046511104 bytes") &&

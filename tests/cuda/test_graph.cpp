@@ -34,7 +34,7 @@ void disturb(Training&) {
 
 }  // namespace
 
-TEST_CASE("cuda: recorded steps train the very bits of plain ones", "[order]") {
+TEST_CASE("cuda: recorded steps train the very bits of plain ones") {
   DUET_NEEDS_CUDA();
   Training plain(cnn(), 11, 4, false), recorded(cnn(), 11, 4, true);  // the last batch has 3 rows
   for (int epoch = 0; epoch < 4; ++epoch) {
@@ -50,7 +50,7 @@ TEST_CASE("cuda: recorded steps train the very bits of plain ones", "[order]") {
   CHECK(recorded.graph().replays() == 9);
 }
 
-TEST_CASE("cuda: several steps of one graph train the very bits of plain ones", "[order]") {
+TEST_CASE("cuda: several steps of one graph train the very bits of plain ones") {
   DUET_NEEDS_CUDA();
   Training plain(cnn(), 19, 4, false), recorded(cnn(), 19, 4, true);  // four batches, and one of 3 rows
   recorded.set_several(3);
@@ -65,7 +65,7 @@ TEST_CASE("cuda: several steps of one graph train the very bits of plain ones", 
   CHECK(recorded.graph().replays() == 15);
 }
 
-TEST_CASE("cuda: a resumed training sets the steps of its graphs", "[order]") {
+TEST_CASE("cuda: a resumed training sets the steps of its graphs") {
   DUET_NEEDS_CUDA();
   Training plain(cnn(), 8, 4, false), recorded(cnn(), 8, 4, true);
   for (Training* training : {&plain, &recorded}) {
@@ -78,7 +78,7 @@ TEST_CASE("cuda: a resumed training sets the steps of its graphs", "[order]") {
   CHECK(same_values(recorded, plain));
 }
 
-TEST_CASE("cuda: batch norms count the batches of recorded steps", "[order]") {
+TEST_CASE("cuda: batch norms count the batches of recorded steps") {
   DUET_NEEDS_CUDA();
   auto model = std::make_unique<NormNet<nn::BatchNorm2d>>(7), other = std::make_unique<NormNet<nn::BatchNorm2d>>(7);
   nn::Module &of_plain = *model, &of_recorded = *other;
@@ -121,7 +121,7 @@ TEST_CASE("cuda: a replay draws dropout for its own step") {
   CHECK_THROWS_WITH(recorder.replay(recording, 1), ContainsSubstring("has no recording"));
 }
 
-TEST_CASE("cuda: replays leave memory alone that other threads allocate during the recording", "[order]") {
+TEST_CASE("cuda: replays leave memory alone that other threads allocate during the recording") {
   DUET_NEEDS_CUDA();
   Backend& cuda = backend(DeviceKind::cuda);
   StepRecorder& recorder = *cuda.recorder(kGpu);
@@ -147,7 +147,7 @@ TEST_CASE("cuda: replays leave memory alone that other threads allocate during t
   CHECK(cuda.use(kGpu).used == used);
 }
 
-TEST_CASE("cuda: branches of a recorded step do not share memory", "[order]") {
+TEST_CASE("cuda: branches of a recorded step do not share memory") {
   DUET_NEEDS_CUDA();
   Backend& cuda = backend(DeviceKind::cuda);
   const WithPrecision set(Precision::bf16);
@@ -173,7 +173,7 @@ TEST_CASE("cuda: branches of a recorded step do not share memory", "[order]") {
   recorder.drop(recording);
 }
 
-TEST_CASE("cuda: what cannot be recorded leaves the device as it was", "[order]") {
+TEST_CASE("cuda: what cannot be recorded leaves the device as it was") {
   DUET_NEEDS_CUDA();
   Backend& cuda = backend(DeviceKind::cuda);
   const auto read_back = [](const Tensor& loss) { loss.to(Device{}); };
@@ -220,7 +220,7 @@ TEST_CASE("cuda: what cannot be recorded leaves the device as it was", "[order]"
   CHECK(recorded.graph().replays() > 0);
 }
 
-TEST_CASE("cuda: a label out of bounds is reported when a replay's loss is read", "[order]") {
+TEST_CASE("cuda: a label out of bounds is reported when a replay's loss is read") {
   DUET_NEEDS_CUDA();
   const Tensor x = zeros({2, 3}, DType::f32, kGpu), labels = label_tensor({0, 2}).to(kGpu);
   const auto loss = [&] { return ops::nll_loss(Variable(x), labels).value(); };

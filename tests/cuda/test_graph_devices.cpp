@@ -64,7 +64,7 @@ struct Pair {
 
 }  // namespace
 
-TEST_CASE("cuda: recorded steps of DataParallel train the very bits of plain ones", "[order]") {
+TEST_CASE("cuda: recorded steps of DataParallel train the very bits of plain ones") {
   DUET_NEEDS_CUDA();
   for (const int count : {2, 3, 4}) {
     // The last batch has 2 rows: fewer than there are devices.
@@ -83,7 +83,7 @@ TEST_CASE("cuda: recorded steps of DataParallel train the very bits of plain one
   }
 }
 
-TEST_CASE("cuda: several steps of DataParallel in one graph, with distinct GPUs' persistent replicas", "[order]") {
+TEST_CASE("cuda: several steps of DataParallel in one graph, with distinct GPUs' persistent replicas") {
   DUET_NEEDS_CUDA();
   Pair pair(cnn, 16, {.devices = some_devices(2)});
   pair.recorded.set_several(2);
@@ -92,7 +92,7 @@ TEST_CASE("cuda: several steps of DataParallel in one graph, with distinct GPUs'
   CHECK(pair.recorded.graph().replays() == 8);
 }
 
-TEST_CASE("cuda: batch norms of replicas count the batches of recorded steps", "[order]") {
+TEST_CASE("cuda: batch norms of replicas count the batches of recorded steps") {
   DUET_NEEDS_CUDA();
   Pair pair(norm, 8, {.devices = some_devices(2)});
   pair.check_epochs(3);
@@ -123,7 +123,7 @@ TEST_CASE("cuda: a hundred replays of DataParallel take no memory, and a dropped
   CHECK(used_by(devices) == before);
 }
 
-TEST_CASE("cuda: what fails in a recording of several devices leaves all of them usable", "[order]") {
+TEST_CASE("cuda: what fails in a recording of several devices leaves all of them usable") {
   DUET_NEEDS_CUDA();
   const std::vector<Device> devices = some_devices(3);
   Backend& cuda = backend(DeviceKind::cuda);

@@ -97,7 +97,7 @@ std::vector<Device> logical_devices(int count) {
 
 }  // namespace
 
-TEST_CASE("cuda: recorded steps of optimizers of parts train the very bits of plain ones", "[order]") {
+TEST_CASE("cuda: recorded steps of optimizers of parts train the very bits of plain ones") {
   DUET_NEEDS_CUDA();
   for (const int count : {1, 2}) {
     CAPTURE(count);

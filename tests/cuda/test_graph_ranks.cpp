@@ -60,7 +60,7 @@ float sum_over(ProcessGroup& group) {
 
 }  // namespace
 
-TEST_CASE("nccl: recorded steps of ranks train the very bits of plain ones", "[order]") {
+TEST_CASE("nccl: recorded steps of ranks train the very bits of plain ones") {
   DUET_NEEDS_NCCL(2);
   const int size = GENERATE(2, 4);
   if (size > backend(DeviceKind::cuda).device_count()) DUET_SKIP("too few GPUs");
@@ -84,7 +84,7 @@ TEST_CASE("nccl: recorded steps of ranks train the very bits of plain ones", "[o
   });
 }
 
-TEST_CASE("nccl: a rank that does not join a replay is named", "[once]") {
+TEST_CASE("nccl: a rank that does not join a replay is named") {
   DUET_NEEDS_NCCL(2);
   std::latch ended(2);
   const auto failures = try_nccl_ranks(
@@ -109,7 +109,7 @@ TEST_CASE("nccl: a rank that does not join a replay is named", "[once]") {
   CHECK(failures[1] == "");
 }
 
-TEST_CASE("nccl: a rank that dies in a replay ends the others at once", "[order]") {
+TEST_CASE("nccl: a rank that dies in a replay ends the others at once") {
   DUET_NEEDS_NCCL(2);
   const auto failures = try_nccl_ranks(
       2,

@@ -142,7 +142,7 @@ void collectives_of_every_size() {
 
 }  // namespace
 
-TEST_CASE("nccl: every collective of every dtype", "[order]") {
+TEST_CASE("nccl: every collective of every dtype") {
   DUET_NEEDS_NCCL(1);
   SECTION("f32") { collectives_of_every_size<float>(); }
   SECTION("f64") { collectives_of_every_size<double>(); }
@@ -153,7 +153,7 @@ TEST_CASE("nccl: every collective of every dtype", "[order]") {
   SECTION("bf16") { collectives_of_every_size<BFloat16>(); }
 }
 
-TEST_CASE("nccl: collectives run after the device's earlier work, and before its later work", "[order]") {
+TEST_CASE("nccl: collectives run after the device's earlier work, and before its later work") {
   DUET_NEEDS_NCCL(2);
   constexpr int kRounds = 8;
   std::vector<std::vector<float>> results(2);
@@ -184,7 +184,7 @@ TEST_CASE("nccl: collectives run after the device's earlier work, and before its
           }) >= kRounds);
 }
 
-TEST_CASE("nccl: messages go around a ring, and two of them in order", "[order]") {
+TEST_CASE("nccl: messages go around a ring, and two of them in order") {
   DUET_NEEDS_NCCL(2);
   const int size = std::min(4, backend(DeviceKind::cuda).device_count());
   std::vector<std::vector<float>> got(static_cast<std::size_t>(size));
@@ -238,7 +238,7 @@ TEST_CASE("nccl: buffers in the host's memory go over the device, those of anoth
   CHECK(tags[1] == "send: messages over NCCL have no tags, got 3");
 }
 
-TEST_CASE("nccl: DistributedDataParallel learns what one GPU learns", "[order]") {
+TEST_CASE("nccl: DistributedDataParallel learns what one GPU learns") {
   DUET_NEEDS_NCCL(1);
   nn::SimpleCNN alone(7, kSmall);
   alone.to(gpu_of(0));

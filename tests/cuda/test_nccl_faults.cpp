@@ -11,7 +11,7 @@ using namespace duet_test;
 
 using std::chrono::milliseconds;
 
-TEST_CASE("nccl: a rank that never connects is named", "[once]") {
+TEST_CASE("nccl: a rank that never connects is named") {
   DUET_NEEDS_NCCL(2);
   std::latch here(2);
   const auto options = [&here](int rank) {
@@ -30,7 +30,7 @@ TEST_CASE("nccl: a rank that never connects is named", "[once]") {
   CHECK((failures[1] == missing("rank 2", 1) || failures[1] == missing("ranks 0, 2", 1)));
 }
 
-TEST_CASE("nccl: a rank that does not join a collective is named, and the group has failed", "[once]") {
+TEST_CASE("nccl: a rank that does not join a collective is named, and the group has failed") {
   DUET_NEEDS_NCCL(2);
   std::latch ended(2);
   std::string later, third;

@@ -161,7 +161,7 @@ TEST_CASE("cuda: count_in_top counts as the CPU does, ties and NaN included") {
   }
 }
 
-TEST_CASE("cuda: arithmetic with broadcasting equals the reference", "[order]") {
+TEST_CASE("cuda: arithmetic with broadcasting equals the reference") {
   DUET_NEEDS_CUDA();
   Mt19937 generator(121);
   std::vector<std::vector<Shape>> pairs = {{{2, 300}, {300}}, {{40, 2}, {40, 1}}, {{3}, {2, 3, 5, 1, 3}}, {{}, {70}}};
@@ -177,7 +177,7 @@ TEST_CASE("cuda: functions of elements equal the reference") {
     for (const OperatorCase& c : function_cases(shape, generator)) check_operator(c, kGpu, generator);
 }
 
-TEST_CASE("cuda: sums, means, shapes and parts equal the reference", "[order]") {
+TEST_CASE("cuda: sums, means, shapes and parts equal the reference") {
   DUET_NEEDS_CUDA();
   Mt19937 generator(123);
   std::vector<Shape> shapes = {{70}, {2, 300}, {300, 3}, {9, 17, 5}, {5, 1, 3, 1, 2}, {40, 100}};

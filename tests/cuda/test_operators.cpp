@@ -41,7 +41,7 @@ TEST_CASE("cuda: linear and its gradients equal the reference, in every precisio
     }
 }
 
-TEST_CASE("cuda: linear_relu_dropout equals its operators one by one, and drops what the CPU drops", "[order]") {
+TEST_CASE("cuda: linear_relu_dropout equals its operators one by one, and drops what the CPU drops") {
   DUET_NEEDS_CUDA();
   Mt19937 generator(116);
   struct Sizes {

@@ -41,7 +41,7 @@ bool same_bytes(const Tensor& a, const Tensor& b) {
 
 }  // namespace
 
-TEST_CASE("cuda: a resident data set gives the host's batches, bit for bit, and moves only their numbers", "[order]") {
+TEST_CASE("cuda: a resident data set gives the host's batches, bit for bit, and moves only their numbers") {
   DUET_NEEDS_CUDA();
   const ImageDataset host = some_images(23, 5);
   const ResidentImages resident(host, kGpu);
@@ -120,7 +120,7 @@ TEST_CASE("cuda: a part of a resident data set, no samples, and wrong numbers") 
                     ContainsSubstring("the data set lies on cuda:0, so the loader takes no workers, got 1"));
 }
 
-TEST_CASE("cuda: replicas get their pieces of a resident batch", "[order]") {
+TEST_CASE("cuda: replicas get their pieces of a resident batch") {
   DUET_NEEDS_CUDA();
   const ImageDataset host = some_images(6, 28);
   const Device first = {DeviceKind::cuda, 0, 0}, second = {DeviceKind::cuda, 0, 1};

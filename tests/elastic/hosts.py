@@ -17,6 +17,9 @@ import sys
 import tempfile
 import time
 
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../support"))
+from drawn import is_drawn, note
+
 from strikes import KILLED_TWICE, LIMIT, LOST_ALL, Job, state_of
 
 RANKS = 2  # of a host
@@ -95,10 +98,13 @@ class Hosts:
 class Tests:
     def __init__(self, options):
         self.options, self.expected = options, {}
-        self.jobs = self.failures = self.skipped = self.lost = 0
+        self.cells = self.jobs = self.failures = self.skipped = self.lost = 0
 
     def run(self, what, network, strike, texts=(), ends=None, no_state=False, **of_hosts):
         """strike(hosts) does what is to happen to the job, whose launchers say these texts; it may return ranks that it struck."""
+        self.cells += 1
+        if not (self.options.random or is_drawn(self.cells)):
+            return
         if not no_state and network not in self.expected:
             wrong, self.expected[network], errors = Hosts(self.options, network).end()
             if wrong:
@@ -301,6 +307,7 @@ def main():
         tests.run_ranks()
         tests.run_hosts()
         tests.run_cut()
+    print(note())
     print(f"{tests.jobs - tests.failures} passed, {tests.failures} failed, {tests.skipped} skipped")
     return 1 if tests.failures else 0
 

@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
 """Ranks of elastic jobs are struck, and the jobs end with the bits of undisturbed ones.
 
-    strikes.py DUET PROGRAM GAN IMAGENET MAKE_IMAGE_FOLDER     each fault point and rank with signals and networks in turn,
-                                                               loops that are refused, and jobs that end after a loss
+    strikes.py DUET PROGRAM GAN IMAGENET MAKE_IMAGE_FOLDER     each fault point with ranks, signals and networks in turn, of
+                                                               which a quarter is drawn (tests/support/drawn.py), loops that
+                                                               are refused, and jobs that end after a failure
     strikes.py ... --cells                     each fault point with each rank and signal
     strikes.py ... --libtorch PROGRAM TRAIN_ELASTIC            only the networks of LibTorch
     strikes.py ... --random N [--seed S]       N jobs, struck at random times; prints one line for each failure
@@ -25,6 +26,9 @@ import subprocess
 import sys
 import tempfile
 import time
+
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../support"))
+from drawn import is_drawn, note
 
 # May go on with fewer ranks.
 ANY_NUMBER = ("cnn", "synchronised", "trained_cnn", "trained_linear", "trained_directly", "imagenet", "ended", "leaves",
@@ -195,7 +199,7 @@ class Strikes:
     def __init__(self, options):
         self.options = options
         self.expected = {}
-        self.jobs = self.failures = self.lost = self.strikes = 0
+        self.cells = self.jobs = self.failures = self.lost = self.strikes = 0
 
     def job(self, network, ranks, strike, least, spares, backend, **environment):
         """What is wrong with a job's end, its state, its errors, and what strike(job) returns."""
@@ -208,6 +212,9 @@ class Strikes:
 
     def run(self, what, network, ranks, strike, least=0, spares=0, backend="auto", **environment):
         """strike(job) returns the ranks that it has struck, and by what."""
+        self.cells += 1
+        if not (self.options.random or self.options.cells or is_drawn(self.cells, 4)):
+            return
         alone = network in ("plain", "accumulated", "unstamped", *OWN[1:], *LIBTORCH)
         key = (network, ranks if alone else "any number")
         if key not in self.expected:
@@ -447,6 +454,7 @@ def run(options, folder):
             strikes.refuse(REFUSED)
             strikes.refuse_launcher()
             strikes.run_ended()
+    print(note())
     print(f"{strikes.jobs - strikes.failures} passed, {strikes.failures} failed")
     return 1 if strikes.failures else 0
 

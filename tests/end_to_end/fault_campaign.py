@@ -2,7 +2,7 @@
 """Strikes ranks of `duet launch` with SIGKILL and SIGSTOP at named points of a training, and counts the errors.
 
     fault_campaign.py PROGRAM [--strikes N] [--seed S]
-                                 PROGRAM is a duet that was not built for release: see lib/base/fault_point.h
+                                 PROGRAM is the program duet; see lib/base/fault_point.h
 
 Without --strikes: every named point. Every injection is run twice. Without restarts the job must end with exit code 1, name rank and cause, and do so within
 2 s of the strike (of the limit for stopped ranks). With a restart it must end with the bits of an undisturbed run. After

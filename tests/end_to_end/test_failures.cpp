@@ -18,13 +18,6 @@ using namespace duet::cli;
 
 namespace {
 
-#ifdef DUET_FAULT_POINTS
-constexpr bool kFaultPoints = true;
-#else
-constexpr bool kFaultPoints = false;
-#endif
-const char* const kNoFaultPoints = "a release build has no fault points";
-
 std::vector<std::string> compare(const std::string& out, const std::string& modes) {
   return {"compare",        "--wide", "--modes",       modes, "--devices", "2",  "--data", "synthetic",
           "--train-images", "333",    "--test-images", "20",  "--batch",   "64", "--out",  out,
@@ -86,7 +79,6 @@ TEST_CASE("a file of images that is truncated during a training ends it with one
 }
 
 TEST_CASE("a comparison names a rank that was killed, and goes on") {
-  if (!kFaultPoints) DUET_SKIP(kNoFaultPoints);
   const TemporaryFolder folder;
   const Fault fault("backward:1:3:9");
   const auto ran = duet_test::duet(compare(folder.path(), "ddp,dp,single"));
@@ -100,7 +92,6 @@ TEST_CASE("a comparison names a rank that was killed, and goes on") {
 }
 
 TEST_CASE("a signal to a comparison keeps the cells that have ended, marked as a part") {
-  if (!kFaultPoints) DUET_SKIP(kNoFaultPoints);
   for (const int signal : {SIGINT, SIGTERM}) {
     const TemporaryFolder folder;
     const std::string out = folder.path() + "/report";

@@ -11,13 +11,6 @@ using namespace duet::cli;
 
 namespace {
 
-#ifdef DUET_FAULT_POINTS
-constexpr bool kFaultPoints = true;
-#else
-constexpr bool kFaultPoints = false;
-#endif
-const char* const kNoFaultPoints = "a release build has no fault points";
-
 /// duet launch with two ranks of a small training, of which one is killed.
 duet_test::Ran launch(const char* fault, const std::vector<std::string>& more, const char* restarts = "2") {
   std::vector<std::string> arguments = {"launch",
@@ -52,7 +45,6 @@ duet_test::Ran launch(const char* fault, const std::vector<std::string>& more, c
 }  // namespace
 
 TEST_CASE("a job with a killed rank goes on from its checkpoint, to the bits of an uninterrupted one") {
-  if (!kFaultPoints) DUET_SKIP(kNoFaultPoints);
   const TemporaryFolder folder;
   const std::string whole = folder.path() + "/whole";
   REQUIRE(launch("", {"--result", whole}).status == 0);
@@ -72,7 +64,6 @@ TEST_CASE("a job with a killed rank goes on from its checkpoint, to the bits of 
 }
 
 TEST_CASE("a restart does not take another run's checkpoint") {
-  if (!kFaultPoints) DUET_SKIP(kNoFaultPoints);
   const TemporaryFolder folder;
   REQUIRE(launch("", {"--checkpoint", folder.path()}).status == 0);
   const auto ran = launch("", {"--checkpoint", folder.path()}, "1");

@@ -28,12 +28,6 @@ const std::vector<Arguments> kModes = {{},
                                        {"--mode", "averaging", "--devices", "2"},
                                        {"--mode", "ddp", "--devices", "2", "--workers", "thread"}};
 
-#ifdef DUET_FAULT_POINTS
-constexpr bool kFaultPoints = true;
-#else
-constexpr bool kFaultPoints = false;
-#endif
-
 /// A training of 6 steps an epoch, under a launcher if `before` starts one.
 Arguments training(const Arguments& mode, const Arguments& more, const Arguments& before = {}) {
   Arguments all = before;
@@ -233,7 +227,6 @@ TEST_CASE("what keeps a launched training from its checkpoints is reported by ra
 }
 
 TEST_CASE("a restarted job whose last checkpoint is of its end succeeds") {
-  if (!kFaultPoints) DUET_SKIP("a release build has no fault points");
   const TemporaryFolder folder;
   const std::string run = folder.path() + "/run";
   REQUIRE(train({}, {"--epochs", "1", "--checkpoint", run}).status == 0);

@@ -12,13 +12,6 @@ using namespace duet::cli;
 
 namespace {
 
-#ifdef DUET_FAULT_POINTS
-constexpr bool kFaultPoints = true;
-#else
-constexpr bool kFaultPoints = false;
-#endif
-const char* const kNoFaultPoints = "a release build has no fault points";
-
 using Arguments = std::vector<std::string>;
 
 /// `before`, then a training of 6 steps an epoch. The fault strikes a rank of it.
@@ -50,7 +43,6 @@ struct Case {
 }  // namespace
 
 TEST_CASE("a signal that one rank alone received ends all with a checkpoint, and is named with its rank") {
-  if (!kFaultPoints) DUET_SKIP(kNoFaultPoints);
   for (const Case& one : {Case{0, SIGTERM, "SIGTERM", true, "ddp"}, Case{1, SIGTERM, "SIGTERM", true, "ddp"},
                           Case{2, SIGTERM, "SIGTERM", true, "ddp"}, Case{1, SIGINT, "SIGINT", true, "ddp"},
                           Case{2, SIGTERM, "SIGTERM", false, "ddp"}, Case{1, SIGTERM, "SIGTERM", true, "averaging"}}) {
@@ -70,7 +62,6 @@ TEST_CASE("a signal that one rank alone received ends all with a checkpoint, and
 }
 
 TEST_CASE("the error files of the other ranks name the rank that received the signal, and the step of the checkpoint") {
-  if (!kFaultPoints) DUET_SKIP(kNoFaultPoints);
   const TemporaryFolder folder;
   const std::string kept = folder.path() + "/kept", logs = folder.path() + "/logs";
   const auto ran = train(launch_of_three({"--log-dir", logs}),
@@ -89,7 +80,6 @@ TEST_CASE("the error files of the other ranks name the rank that received the si
 }
 
 TEST_CASE("a process that trains alone is named with its signal too") {
-  if (!kFaultPoints) DUET_SKIP(kNoFaultPoints);
   for (const Arguments& mode : {Arguments{"--mode", "single"}, {"--mode", "dp", "--devices", "2"}, {"--mode", "ddp"}}) {
     Arguments more = {"--epochs", "100000"};
     more.insert(more.end(), mode.begin(), mode.end());
@@ -102,7 +92,6 @@ TEST_CASE("a process that trains alone is named with its signal too") {
 }
 
 TEST_CASE("a job of which one rank received a signal is restarted from its checkpoint") {
-  if (!kFaultPoints) DUET_SKIP(kNoFaultPoints);
   const TemporaryFolder folder;
   const std::string whole = folder.path() + "/whole", result = folder.path() + "/result";
   // The ranks exchange their signals after at most twice as many steps as before: long before the last of 180.

@@ -196,7 +196,6 @@ TEST_CASE("a training that goes on from a checkpoint of numbers that are not fin
   }
 }
 
-#ifdef DUET_FAULT_POINTS
 TEST_CASE("a rank that was killed on another host is the first that a launcher names") {
   for (const int ranks : {1, 2}) {
     const duet::ddp::ReservedPort port("127.0.0.1", 0);
@@ -222,4 +221,3 @@ TEST_CASE("a rank that was killed on another host is the first that a launcher n
            (ranks == 2 && first.err.find("duet: lost rank 2" + end) != std::string::npos)));
   }
 }
-#endif

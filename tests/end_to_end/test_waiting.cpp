@@ -13,12 +13,6 @@ using duet_test::Approx;
 
 namespace {
 
-#ifdef DUET_FAULT_POINTS
-constexpr bool kFaultPoints = true;
-#else
-constexpr bool kFaultPoints = false;
-#endif
-
 constexpr double kDelayUs = 100'000;  // far more than a step of the small network takes in a build of any kind
 
 /// Two ranks with the delay "POINT:RANK"; the step of median time among 15.
@@ -56,7 +50,6 @@ void check_fields(const Run& run) {
 }  // namespace
 
 TEST_CASE("a rank that is late in forward is waited for by the other, which moves no longer than usual") {
-  if (!kFaultPoints) DUET_SKIP("a release build has no fault points");
   for (const std::vector<std::string>& more :
        {std::vector<std::string>{"--mode", "ddp"}, {"--mode", "ddp", "--backend", "tcp"}, {"--mode", "averaging"}}) {
     const Run run = train("forward:1", more);
@@ -71,7 +64,6 @@ TEST_CASE("a rank that is late in forward is waited for by the other, which move
 }
 
 TEST_CASE("a delay inside of every collective is moving") {
-  if (!kFaultPoints) DUET_SKIP("a release build has no fault points");
   for (const std::vector<std::string>& more :
        {std::vector<std::string>{"--mode", "ddp"}, {"--mode", "ddp", "--backend", "tcp"}}) {
     const Run run = train("collective:*", more);

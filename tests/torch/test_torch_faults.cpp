@@ -94,7 +94,6 @@ TEST_CASE("LibTorch: after a backward that threw, the next one is whole") {
   });
 }
 
-#ifdef DUET_FAULT_POINTS
 TEST_CASE("LibTorch: a rank that is killed is named, with its step and collective") {
   const duet::ddp::LaunchResult result =
       duet::ddp::launch({.ranks = 3,
@@ -117,4 +116,3 @@ TEST_CASE("LibTorch: one rank of a job", "[.]") {
   for (int step = 0; step < 1000; ++step)
     SimpleCnn::loss(net, SimpleCnn::batch(step), {group->rank(), group->size()}).backward();
 }
-#endif

@@ -257,7 +257,6 @@ TEST_CASE("a launch that fails reports where the ranks were, the killed one incl
   CHECK(run(2, {"/bin/sh", "-c", "exit $RANK"}).result.report.empty());
 }
 
-#ifdef DUET_FAULT_POINTS
 TEST_CASE("a launch that fails in training names step, phase and bucket") {
   const Outcome outcome =
       run_worker(3, {"train", "64", "100000"}, {.environment = {{"DUET_FAULT", "all_reduce:1:3:9"}}});
@@ -265,7 +264,6 @@ TEST_CASE("a launch that fails in training names step, phase and bucket") {
   CHECK_THAT(outcome.result.report, ContainsSubstring("  rank 1 was in backward of step 2; its last call, all_reduce "
                                                       "#5 of 18816 f32 (sum), bucket 1, had ended\n"));
 }
-#endif
 
 TEST_CASE("a rank leaves its report to other launchers too") {
   const Outcome outcome =

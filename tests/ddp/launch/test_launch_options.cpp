@@ -34,7 +34,7 @@ std::string job_folder(const Scratch& scratch) {
   return scratch.path(scratch.names().front());
 }
 
-std::vector<std::string> lines_of(const std::string& path) {
+std::vector<std::string> lines_in(const std::string& path) {
   std::ifstream file(path);
   std::vector<std::string> lines;
   for (std::string line; std::getline(file, line);) lines.push_back(line);
@@ -92,11 +92,11 @@ TEST_CASE("lines go into files, or into files and on") {
   CHECK(outcome.err.at(1) == std::vector<std::string>{"err 1"});
   CHECK(outcome.out.at(2) == std::vector<std::string>{"out 2"});
   const std::string folder = job_folder(scratch) + "/attempt_0/rank_";
-  CHECK(lines_of(folder + "0/stdout.log") == std::vector<std::string>{"out 0"});
-  CHECK(lines_of(folder + "0/stderr.log") == std::vector<std::string>{"err 0"});
-  CHECK(lines_of(folder + "1/stdout.log") == std::vector<std::string>{"out 1"});
+  CHECK(lines_in(folder + "0/stdout.log") == std::vector<std::string>{"out 0"});
+  CHECK(lines_in(folder + "0/stderr.log") == std::vector<std::string>{"err 0"});
+  CHECK(lines_in(folder + "1/stdout.log") == std::vector<std::string>{"out 1"});
   CHECK_FALSE(std::filesystem::exists(folder + "1/stderr.log"));
-  CHECK(lines_of(folder + "2/stdout.log") == std::vector<std::string>{"out 2"});
+  CHECK(lines_in(folder + "2/stdout.log") == std::vector<std::string>{"out 2"});
 }
 
 TEST_CASE("the error of the rank that failed first is the cause, and stays in its file") {
@@ -209,7 +209,7 @@ TEST_CASE("what the ranks of an inner launcher have detached ends with the outer
 }
 
 TEST_CASE("ranks of a job within an elastic one are not ranks of that") {
-  const Variable store(kElasticStoreVariable, "x"), replacement(kReplacementVariable, "1");
+  const duet_test::Variable store(kElasticStoreVariable, "x"), replacement(kReplacementVariable, "1");
   std::string shown;
   const std::string show = concat("echo $", kElasticStoreVariable, "$", kReplacementVariable);
   const LaunchResult result =

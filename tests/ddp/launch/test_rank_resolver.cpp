@@ -70,15 +70,15 @@ void refused(const Map& map, const std::string& text) {
 }
 
 /// Sets variables of this process for as long as it lives.
-struct Setting {
-  explicit Setting(Map map) : map_(std::move(map)) {
+struct SetVariables {
+  explicit SetVariables(Map map) : map_(std::move(map)) {
     for (const auto& [name, value] : map_) ::setenv(name.c_str(), value.c_str(), 1);
   }
-  ~Setting() {
+  ~SetVariables() {
     for (const auto& [name, value] : map_) ::unsetenv(name.c_str());
   }
-  Setting(const Setting&) = delete;
-  Setting& operator=(const Setting&) = delete;
+  SetVariables(const SetVariables&) = delete;
+  SetVariables& operator=(const SetVariables&) = delete;
   Map map_;
 };
 
@@ -177,13 +177,13 @@ TEST_CASE("ranks of one host meet without an address, and leave nothing behind")
 }
 
 TEST_CASE("a job on several hosts needs an address") {
-  const Setting setting(kPmi);
+  const SetVariables setting(kPmi);
   CHECK_THROWS_WITH(init_process_group(), ContainsSubstring("on several hosts") && ContainsSubstring("MASTER_ADDR"));
 }
 
 TEST_CASE("ranks do not meet in a folder that others can use") {
   const Scratch scratch;
-  const Setting setting({{"TMPDIR", scratch.folder()}});
+  const SetVariables setting({{"TMPDIR", scratch.folder()}});
   {
     const MeetingFolder folder("a/b job", 3);
     CHECK(scratch.names().at(0) == concat("duet-", ::geteuid(), "-a_b_job-3"));
@@ -197,12 +197,12 @@ TEST_CASE("ranks do not meet in a folder that others can use") {
 
 TEST_CASE("where torchrun's own store has the port, the ranks take one of the next, each run its own") {
   const TcpStore agent({.port = 0, .run = "agent", .serve = true});
-  const Setting setting({{"RANK", "0"},
-                         {"WORLD_SIZE", "2"},
-                         {"MASTER_ADDR", "127.0.0.1"},
-                         {"MASTER_PORT", std::to_string(agent.port())},
-                         {"TORCHELASTIC_RUN_ID", "mine"},
-                         {"TORCHELASTIC_USE_AGENT_STORE", "True"}});
+  const SetVariables setting({{"RANK", "0"},
+                              {"WORLD_SIZE", "2"},
+                              {"MASTER_ADDR", "127.0.0.1"},
+                              {"MASTER_PORT", std::to_string(agent.port())},
+                              {"TORCHELASTIC_RUN_ID", "mine"},
+                              {"TORCHELASTIC_USE_AGENT_STORE", "True"}});
   const TcpStore other({.port = agent.port(), .more_ports = 16, .run = "another run", .serve = true});
   CHECK(other.port() > agent.port());
   CHECK(meet() == kBoth);

@@ -47,13 +47,13 @@ TEST_CASE("a range of ports is two numbers in order") {
   for (const char* text : {"", "-", "1", "1-", "-1", "2-1", "0-1", "1-65536", "1-2-3", "a-b", "1 -2"})
     CHECK_THROWS_WITH(parse_port_range(text, "a"),
                       ContainsSubstring(concat("a is \"", text, "\", expected FIRST-LAST")));
-  const Variable wrong(kPortRangeVariable, "x");
+  const duet_test::Variable wrong(kPortRangeVariable, "x");
   CHECK_THROWS_WITH(TcpStore({.port = 0, .serve = true}), ContainsSubstring("DUET_PORT_RANGE is \"x\""));
 }
 
 TEST_CASE("stores and launchers take the free ports of the range, one each, and name it when it is used up") {
   const PortRange ports = free_ports(3);
-  const Variable range(kPortRangeVariable, text_of(ports));
+  const duet_test::Variable range(kPortRangeVariable, text_of(ports));
   const std::string used_up = concat(" any of the ports ", text_of(ports), " (DUET_PORT_RANGE): ");
   std::set<int> taken;
   {
@@ -85,7 +85,7 @@ TEST_CASE("ranks over TCP listen in the range, or name it") {
 
 TEST_CASE("threads that are ranks listen in the range") {
   const PortRange ports = free_ports(2);
-  const Variable range(kPortRangeVariable, concat(ports.first, "-", ports.first));
+  const duet_test::Variable range(kPortRangeVariable, concat(ports.first, "-", ports.first));
   CHECK_THROWS_WITH(run_rank_threads(2, [](ProcessGroup&) {}, {.backend = "tcp"}),
                     ContainsSubstring("cannot listen on 127.0.0.1 any of the ports"));
 }

@@ -64,7 +64,7 @@ TEST_CASE("the entropy of a secret is estimated, and a low one explained") {
 
 TEST_CASE("a launcher remarks on a secret that can be guessed") {
   const auto remarks = [](const std::string& secret) {
-    const Variable given(kSecretVariable, secret);
+    const duet_test::Variable given(kSecretVariable, secret);
     return run_worker(2, {"rounds", "1"}).remarks;
   };
   CHECK(remarks(kWords) == std::vector<std::string>{weakness_of(kWords)});
@@ -73,7 +73,7 @@ TEST_CASE("a launcher remarks on a secret that can be guessed") {
 
 TEST_CASE("programs that ranks start do not inherit the secret, but ranks of a launcher in one do") {
   const std::string secret = GENERATE(std::string(), kRandom);  // made up, or given
-  const Variable given(kSecretVariable, secret);
+  const duet_test::Variable given(kSecretVariable, secret);
   const Outcome outcome = run_worker(2, {"programs"});
   CHECK(outcome.result.message == "");
   REQUIRE(outcome.out.count(1) == 1);

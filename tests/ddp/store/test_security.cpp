@@ -141,12 +141,12 @@ TEST_CASE("a secret comes from a file of one's own, or from a variable") {
   const Scratch scratch;
   CHECK(given_secret().empty());
   {
-    const Variable text(kSecretVariable, kSecret);
+    const duet_test::Variable text(kSecretVariable, kSecret);
     CHECK(given_secret() == kSecret);
     const std::string path = scratch.path("secret");
     std::ofstream(path) << "one in a file, of enough bytes\n";
     ::chmod(path.c_str(), 0600);
-    const Variable file(kSecretFileVariable, path);
+    const duet_test::Variable file(kSecretFileVariable, path);
     CHECK(given_secret() == "one in a file, of enough bytes");
     ::chmod(path.c_str(), 0640);
     const std::string expected = concat("expected user ", ::geteuid(), "'s, with mode 0600");
@@ -157,12 +157,12 @@ TEST_CASE("a secret comes from a file of one's own, or from a variable") {
     ::chmod(path.c_str(), 0600);
     CHECK_THROWS_WITH(given_secret(), ContainsSubstring("is user 65534's, with mode 0600; " + expected));
   }
-  const Variable missing(kSecretFileVariable, scratch.path("missing"));
+  const duet_test::Variable missing(kSecretFileVariable, scratch.path("missing"));
   CHECK_THROWS_WITH(given_secret(), ContainsSubstring("errno 2"));
-  const Variable folder(kSecretFileVariable, scratch.path("."));
+  const duet_test::Variable folder(kSecretFileVariable, scratch.path("."));
   CHECK_THROWS_WITH(given_secret(), ContainsSubstring("is not a file"));
   ::unsetenv(kSecretFileVariable);
-  const Variable small(kSecretVariable, "fifteen letters");
+  const duet_test::Variable small(kSecretVariable, "fifteen letters");
   CHECK_THROWS_WITH(given_secret(), ContainsSubstring("16 to 4096 bytes, got 15"));
 }
 
@@ -176,7 +176,7 @@ TEST_CASE("a launch on one host gives its ranks a secret that it makes up, unles
   const std::string one = secrets();
   CHECK(one.size() == 64);
   CHECK(one != secrets());
-  const Variable given(kSecretVariable, kSecret);
+  const duet_test::Variable given(kSecretVariable, kSecret);
   CHECK(secrets() == kSecret);
 }
 
