@@ -14,11 +14,12 @@ import shlex
 import subprocess
 import sys
 
-SEED = int(os.environ.get("DUET_TEST_SEED") or 0)
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../support"))
+from drawn import is_drawn
 
 
-def is_drawn(path, parts):
-    return (int(hashlib.sha256(path.encode()).hexdigest(), 16) + SEED) % parts == 0
+def number_of(path):
+    return int(hashlib.sha256(path.encode()).hexdigest(), 16)
 
 
 def check(command, folder):
@@ -33,7 +34,7 @@ def main(folder, parts):
                        stdout=subprocess.DEVNULL)
     with open(f"{folder}/compile_commands.json", encoding="utf-8") as file:
         commands = {entry["file"]: entry["command"] for entry in json.load(file) if entry["file"].endswith(".cpp")}
-    drawn = [path for path in sorted(commands) if path.startswith("..") and is_drawn(path, parts)]
+    drawn = [path for path in sorted(commands) if path.startswith("..") and is_drawn(number_of(path), parts)]
     failed = 0
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
         for path, run in zip(drawn, pool.map(lambda path: check(commands[path], folder), drawn)):
