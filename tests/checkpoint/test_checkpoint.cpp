@@ -26,7 +26,7 @@ namespace {
 
 using Names = std::vector<std::string>;
 
-duet::Checkpoint at_step(std::int64_t step) {
+duet::Checkpoint filled_at_step(std::int64_t step) {
   duet::Checkpoint checkpoint;
   checkpoint.position = {step / 469, step % 469};
   checkpoint.step = step;
@@ -50,7 +50,7 @@ TEST_CASE("a checkpoint's first number that is not finite is named, of the model
   const Scratch scratch;
   const float infinite = std::numeric_limits<float>::infinity(), nan = std::numeric_limits<float>::quiet_NaN();
   const auto warnings_of = [&](float weight, float momentum) {
-    duet::Checkpoint checkpoint = at_step(1);
+    duet::Checkpoint checkpoint = filled_at_step(1);
     checkpoint.model.push_back({"fc.bias", duet::from_values<float>({2}, {1, weight})});
     checkpoint.optimizer[0].tensor = duet::from_values<float>({2}, {momentum, 0.25f});
     const std::string path = duet::save_checkpoint(scratch.folder(), checkpoint);
@@ -67,7 +67,7 @@ TEST_CASE("a checkpoint's first number that is not finite is named, of the model
 
 TEST_CASE("a checkpoint comes back as it was") {
   const Scratch scratch;
-  const std::string path = duet::save_checkpoint(scratch.folder(), at_step(943));
+  const std::string path = duet::save_checkpoint(scratch.folder(), filled_at_step(943));
   CHECK(path == scratch.path("checkpoint-00000943.safetensors"));
   for (const std::string& from : {path, scratch.folder()}) {
     const duet::LoadedCheckpoint loaded = duet::load_checkpoint(from);
@@ -89,7 +89,7 @@ TEST_CASE("a checkpoint comes back as it was") {
 
 TEST_CASE("a checkpoint of an earlier version has the epoch of its position only") {
   const Scratch scratch;
-  duet::TensorFile file = duet::load_tensors(duet::save_checkpoint(scratch.folder(), at_step(943)));
+  duet::TensorFile file = duet::load_tensors(duet::save_checkpoint(scratch.folder(), filled_at_step(943)));
   REQUIRE(file.metadata.erase("epoch_step") == 1);
   duet::save_tensors(scratch.path("older"), file.tensors, file.metadata);
   const duet::Checkpoint loaded = duet::load_checkpoint(scratch.path("older")).checkpoint;
@@ -103,7 +103,7 @@ TEST_CASE("a checkpoint of an earlier version has the epoch of its position only
 
 TEST_CASE("a checkpoint of another model is refused by name, and copies nothing") {
   const Scratch scratch;
-  const auto loaded = duet::load_checkpoint(duet::save_checkpoint(scratch.folder(), at_step(1)));
+  const auto loaded = duet::load_checkpoint(duet::save_checkpoint(scratch.folder(), filled_at_step(1)));
   const duet::NamedTensors model = {{"fc.weight", duet::zeros({2})}};
   CHECK_THROWS_WITH(duet::restore(loaded, "ASimpleNet", model),
                     ContainsSubstring("is of the model \"SimpleCNN\", expected \"ASimpleNet\""));
@@ -114,11 +114,11 @@ TEST_CASE("a checkpoint of another model is refused by name, and copies nothing"
 
 TEST_CASE("the last two checkpoints stay, and the best") {
   const Scratch scratch;
-  duet::save_checkpoint(scratch.folder(), at_step(1));
-  duet::save_checkpoint(scratch.folder(), at_step(2), true);
+  duet::save_checkpoint(scratch.folder(), filled_at_step(1));
+  duet::save_checkpoint(scratch.folder(), filled_at_step(2), true);
   write_text(scratch.path("notes.txt"), "not ours");
-  duet::save_checkpoint(scratch.folder(), at_step(3));
-  duet::save_checkpoint(scratch.folder(), at_step(4));
+  duet::save_checkpoint(scratch.folder(), filled_at_step(3));
+  duet::save_checkpoint(scratch.folder(), filled_at_step(4));
   CHECK(scratch.names() == Names{"checkpoint-00000003.safetensors", "checkpoint-00000004.safetensors",
                                  "model_best.safetensors", "notes.txt"});
   CHECK(duet::load_checkpoint(scratch.path("model_best.safetensors")).checkpoint.step == 2);
@@ -126,8 +126,8 @@ TEST_CASE("the last two checkpoints stay, and the best") {
 
 TEST_CASE("a folder gives its newest valid checkpoint, with a warning for every damaged one") {
   const Scratch scratch;
-  duet::save_checkpoint(scratch.folder(), at_step(9));
-  const std::string newest = duet::save_checkpoint(scratch.folder(), at_step(10));
+  duet::save_checkpoint(scratch.folder(), filled_at_step(9));
+  const std::string newest = duet::save_checkpoint(scratch.folder(), filled_at_step(10));
   CHECK(duet::load_checkpoint(scratch.folder()).checkpoint.step == 10);
   damage(newest);
   const auto loaded = duet::load_checkpoint(scratch.folder());
@@ -153,7 +153,7 @@ TEST_CASE("no checkpoint at all is said so") {
 
 TEST_CASE("a folder with a later checkpoint is refused before a run hides it") {
   const Scratch scratch;
-  const std::string later = duet::save_checkpoint(scratch.folder(), at_step(10));
+  const std::string later = duet::save_checkpoint(scratch.folder(), filled_at_step(10));
   CHECK_THROWS_WITH(duet::prepare_checkpoint_folder(scratch.folder()),
                     ContainsSubstring("holds a checkpoint of step 10") && ContainsSubstring("resume from it"));
   CHECK_NOTHROW(duet::prepare_checkpoint_folder(scratch.folder(), 10));
@@ -254,7 +254,7 @@ TEST_CASE("a file that announces other tensors than the model has is refused aft
   }
   CHECK_THROWS_WITH(load(scratch.folder()),
                     ContainsSubstring("holds no valid checkpoint") && ContainsSubstring("expected f32[2]"));
-  duet::Checkpoint own = at_step(9);
+  duet::Checkpoint own = filled_at_step(9);
   own.optimizer = {{"fc.weight.exp_avg", duet::zeros({2})},
                    {"fc.weight.exp_avg_sq", duet::zeros({2})},
                    {"fc.weight.step", duet::zeros({1})}};

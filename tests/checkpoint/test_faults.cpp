@@ -15,23 +15,17 @@
 #include "lib/io/atomic_file.h"
 #include "lib/io/checkpoint.h"
 #include "tests/checkpoint/faulty_files.h"
+#include "tests/checkpoint/small_checkpoint.h"
 #include "tests/support/catch2.h"
 #include "tests/support/scratch.h"
 
 using duet::DataError;
+using duet_test::at_step;
 using duet_test::ContainsSubstring;
 using duet_test::Fault;
 using duet_test::Scratch;
 
 namespace {
-
-duet::Checkpoint at_step(std::int64_t step) {
-  duet::Checkpoint checkpoint;
-  checkpoint.step = step;
-  checkpoint.arch = "SimpleCNN";
-  checkpoint.model = {{"fc.weight", duet::zeros({30})}};
-  return checkpoint;
-}
 
 int calls_of_a_save() {
   const Scratch scratch;

@@ -11,21 +11,15 @@
 #include "lib/error.h"
 #include "lib/io/checkpoint.h"
 #include "lib/io/folder.h"
+#include "tests/checkpoint/small_checkpoint.h"
 #include "tests/support/catch2.h"
 #include "tests/support/scratch.h"
 
 using duet::DataError;
 using duet::FolderLock;
+using duet_test::at_step;
 using duet_test::ContainsSubstring;
 using duet_test::Scratch;
-
-namespace {
-
-duet::Checkpoint at_step(std::int64_t step, const std::string& series = "") {
-  return {.step = step, .arch = "SimpleCNN", .model = {{"fc.weight", duet::zeros({30})}}, .series = series};
-}
-
-}  // namespace
 
 TEST_CASE("a folder that one run writes is refused to others by the name of that run, and may be read") {
   const Scratch scratch;

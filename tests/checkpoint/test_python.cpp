@@ -15,7 +15,7 @@ using duet_test::run_python;
 
 namespace {
 
-duet::Checkpoint sample() {
+duet::Checkpoint sample_checkpoint() {
   duet::Checkpoint checkpoint;
   checkpoint.position.epoch = 2;
   checkpoint.step = 938;
@@ -34,7 +34,7 @@ TEST_CASE("Python's safetensors reads a checkpoint") {
   if (!python_has("safetensors.numpy, numpy"))
     DUET_SKIP("no Python with safetensors and numpy (DUET_PYTHON names one)");
   const duet_test::Scratch scratch;
-  duet::save_checkpoint(scratch.folder(), sample());
+  duet::save_checkpoint(scratch.folder(), sample_checkpoint());
   CHECK(run_python(R"(
 import sys, numpy
 from safetensors import safe_open
@@ -59,7 +59,7 @@ TEST_CASE("PyTorch loads a checkpoint's model into a module of its own") {
   if (!python_has("safetensors.torch, torch"))
     DUET_SKIP("no Python with safetensors and torch (DUET_PYTHON names one)");
   const duet_test::Scratch scratch;
-  duet::Checkpoint checkpoint = sample();
+  duet::Checkpoint checkpoint = sample_checkpoint();
   checkpoint.model = {{"weight", duet::from_values<float>({1, 2}, {2, 3})},
                       {"bias", duet::from_values<float>({1}, {4})}};
   checkpoint.optimizer = {};
@@ -151,7 +151,7 @@ TEST_CASE("a checkpoint that Python loaded and saved again is a checkpoint") {
   if (!python_has("safetensors.numpy, numpy"))
     DUET_SKIP("no Python with safetensors and numpy (DUET_PYTHON names one)");
   const duet_test::Scratch scratch;
-  duet::save_checkpoint(scratch.folder(), sample());
+  duet::save_checkpoint(scratch.folder(), sample_checkpoint());
   REQUIRE(run_python(R"(
 import sys
 from safetensors import safe_open

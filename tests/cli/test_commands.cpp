@@ -10,25 +10,16 @@
 #include "lib/backend/backend.h"
 #include "lib/backend/devices.h"
 #include "lib/base/threads.h"
-#include "lib/error.h"
+#include "tests/cli/command_lines.h"
 #include "tests/support/catch2.h"
 
 using namespace duet;
 using namespace duet::cli;
+using duet_test::complaint;
 using duet_test::ContainsSubstring;
+using duet_test::printed;
 
 namespace {
-
-std::string complaint(const std::vector<std::string>& arguments) {
-  try {
-    parse(arguments);
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "";
-}
-
-std::string printed(const std::vector<std::string>& arguments) { return std::get<Printed>(parse(arguments)).text; }
 
 LaunchOptions launch(std::vector<std::string> arguments) {
   arguments.insert(arguments.begin(), "launch");
@@ -132,7 +123,7 @@ TEST_CASE("launch counts cores and GPUs for -n") {
     CHECK(launch({"-n", "gpu"}).job.ranks == backend(DeviceKind::cuda).device_count());
   } else {
     CHECK(launch({"-n", "auto"}).job.ranks == usable_cores());
-    CHECK_THAT(complaint({"launch", "-n", "gpu", "--", "a"}), ContainsSubstring("-n gpu: there is no GPU: " + why));
+    CHECK_THROWS_WITH(parse({"launch", "-n", "gpu", "--", "a"}), ContainsSubstring("-n gpu: there is no GPU: " + why));
   }
   CHECK_THAT(complaint({"launch", "-n", "all", "--", "a"}),
              ContainsSubstring("-n: unknown 'all', expected a number, auto, gpu or cpu"));

@@ -22,7 +22,7 @@ struct Config {
 };
 
 /// What is said of such a file after "PATH: ".
-std::string complaint(const std::string& lines, std::vector<std::string> arguments = {"train"}) {
+std::string complaint_of_file(const std::string& lines, std::vector<std::string> arguments = {"train"}) {
   const Config config(lines);
   arguments.insert(arguments.end(), {"--config", config.path});
   try {
@@ -80,20 +80,20 @@ TEST_CASE("every command that computes takes a file") {
 }
 
 TEST_CASE("an error of a file names it and the key") {
-  CHECK(complaint("lrr = 1\n") == "unknown key 'lrr', did you mean lr?");
-  CHECK_THAT(complaint("devices = 2\n", {"predict", "r", "--lines"}),
+  CHECK(complaint_of_file("lrr = 1\n") == "unknown key 'lrr', did you mean lr?");
+  CHECK_THAT(complaint_of_file("devices = 2\n", {"predict", "r", "--lines"}),
              ContainsSubstring("not of the file: ") && ContainsSubstring("--lines, did you mean --links? (see duet"));
-  CHECK(complaint("epochs = 3\n", {"bench", "broadcast"}) == "unknown key 'epochs'");
-  CHECK(complaint("bursts = here\n") == "unknown key 'bursts'");
-  CHECK(complaint("config = here\n") == "unknown key 'config'");
-  CHECK(complaint("help = true\n") == "unknown key 'help'");
-  CHECK(complaint("command = program\n", {"launch"}) == "unknown key 'command'");
-  CHECK(complaint("lr = -1\n") == "--lr is -1, expected 0 or more (see duet train --help)");
-  CHECK(complaint("mode = dpp\n") ==
+  CHECK(complaint_of_file("epochs = 3\n", {"bench", "broadcast"}) == "unknown key 'epochs'");
+  CHECK(complaint_of_file("bursts = here\n") == "unknown key 'bursts'");
+  CHECK(complaint_of_file("config = here\n") == "unknown key 'config'");
+  CHECK(complaint_of_file("help = true\n") == "unknown key 'help'");
+  CHECK(complaint_of_file("command = program\n", {"launch"}) == "unknown key 'command'");
+  CHECK(complaint_of_file("lr = -1\n") == "--lr is -1, expected 0 or more (see duet train --help)");
+  CHECK(complaint_of_file("mode = dpp\n") ==
         "--mode: unknown 'dpp', expected single, averaging, dp or ddp (see duet train --help)");
-  CHECK(complaint("lr = \n") == "--lr is '', expected 0 or more (see duet train --help)");
-  CHECK(complaint("quiet = 3\n") == "quiet is 3, expected true or false");
-  CHECK(complaint("[train]\nlr = 1\n") == "section [train], expected lines KEY = VALUE alone");
+  CHECK(complaint_of_file("lr = \n") == "--lr is '', expected 0 or more (see duet train --help)");
+  CHECK(complaint_of_file("quiet = 3\n") == "quiet is 3, expected true or false");
+  CHECK(complaint_of_file("[train]\nlr = 1\n") == "section [train], expected lines KEY = VALUE alone");
   CHECK_THROWS_WITH(parse({"train", "--config", "/nowhere.toml"}),
                     ContainsSubstring("--config: cannot read /nowhere.toml: No such file"));
   CHECK_THROWS_WITH(parse({"train", "--config", "/tmp"}), ContainsSubstring("--config: cannot read /tmp: "));

@@ -33,7 +33,7 @@ FaultEvent killed(std::int64_t attempt, int rank, std::int64_t step, double s) {
 }
 
 /// Three trainings of five steps, in two of which rank 1 is killed in step 4.
-FaultResults made_up() {
+FaultResults made_up_trainings() {
   FaultResults results;
   results.settings.steps = 5;
   results.kills = {{.step = 4, .rank = 1}};
@@ -58,7 +58,7 @@ FaultResults made_up() {
   return results;
 }
 
-std::string complaint(const std::vector<std::string>& more) {
+std::string complaint_of_bench(const std::vector<std::string>& more) {
   std::vector<std::string> words = {"bench", "faults"};
   words.insert(words.end(), more.begin(), more.end());
   try {
@@ -110,7 +110,7 @@ TEST_CASE("ranks append to one log, and a kill that it has does not happen again
 }
 
 TEST_CASE("a kill costs the steps that are computed again, and the time to the next complete one") {
-  const FaultResults results = made_up();
+  const FaultResults results = made_up_trainings();
   const FaultRun &elastic = results.runs[1], &restarts = results.runs[2];
   CHECK(elastic.lost_steps == std::vector<std::int64_t>{1});
   CHECK(elastic.recovery_s == std::vector<double>{0.5});
@@ -131,7 +131,7 @@ TEST_CASE("a kill costs the steps that are computed again, and the time to the n
 }
 
 TEST_CASE("the table, the sentence, the files and the picture say what each way costs") {
-  FaultResults results = made_up();
+  FaultResults results = made_up_trainings();
   const auto rows = fault_table(results);
   using Row = std::vector<std::string>;
   CHECK(rows[0] == Row{"training", "5 steps", "ratio", "kills", "lost steps", "recovery", "worst", "same bits"});
@@ -160,7 +160,7 @@ TEST_CASE("the table, the sentence, the files and the picture say what each way 
       "1 kill in 5 steps: restarts takes 2.00 times as long as undisturbed and torch restarts takes 2.00 times as long "
       "as torch undisturbed.");
   CHECK_FALSE(all_survive(results));
-  results = made_up();
+  results = made_up_trainings();
   results.runs[2].ok = false;
   results.runs[2].error = "no \"rank\"";
   CHECK(fault_table(results)[3] == Row{"restarts", "no \"rank\""});
@@ -176,12 +176,13 @@ TEST_CASE("the options of bench faults") {
                                                    "--seed", "5", "--checkpoint-every", "4", "--rounds", "2"}));
   CHECK((given.devices == 3 && given.steps == 20 && given.kills == 19 && given.seed == 5));
   CHECK((given.checkpoint_every == 4 && given.rounds == 2));
-  CHECK(complaint({"--steps", "4", "--kills", "4"}) ==
+  CHECK(complaint_of_bench({"--steps", "4", "--kills", "4"}) ==
         "--kills is 4, but of 4 steps all but the first, 3, can have one each");
-  CHECK(complaint({"--batch", "1"}) == "--batch is 1, smaller than the 2 ranks that share it");
-  CHECK(complaint({"--model", "linear", "--vs-torch", "python3"}) == "--vs-torch: the peer is simple_cnn, not linear");
-  CHECK_THAT(complaint({"--devices", "1"}), ContainsSubstring("--devices is 1, expected 2 or more"));
-  CHECK(complaint({"--out", ""}) == "--out: empty name of a folder");
-  CHECK_THAT(complaint({"--kils", "1"}), ContainsSubstring("did you mean --kills?"));
-  CHECK_THAT(complaint({"--seed", "-1"}), ContainsSubstring("--seed is -1, expected 0 to 999999"));
+  CHECK(complaint_of_bench({"--batch", "1"}) == "--batch is 1, smaller than the 2 ranks that share it");
+  CHECK(complaint_of_bench({"--model", "linear", "--vs-torch", "python3"}) ==
+        "--vs-torch: the peer is simple_cnn, not linear");
+  CHECK_THAT(complaint_of_bench({"--devices", "1"}), ContainsSubstring("--devices is 1, expected 2 or more"));
+  CHECK(complaint_of_bench({"--out", ""}) == "--out: empty name of a folder");
+  CHECK_THAT(complaint_of_bench({"--kils", "1"}), ContainsSubstring("did you mean --kills?"));
+  CHECK_THAT(complaint_of_bench({"--seed", "-1"}), ContainsSubstring("--seed is -1, expected 0 to 999999"));
 }

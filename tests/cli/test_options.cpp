@@ -8,27 +8,13 @@
 
 #include "cli/options/options.h"
 #include "cli/system/display.h"
-#include "lib/error.h"
+#include "tests/cli/command_lines.h"
 #include "tests/support/catch2.h"
 
 using namespace duet;
 using namespace duet::cli;
-
-namespace {
-
-/// The message of the usage error that a command line causes; empty when it is fine.
-std::string complaint(const std::vector<std::string>& arguments) {
-  try {
-    parse(arguments);
-  } catch (const UsageError& error) {
-    return error.what();
-  }
-  return "";
-}
-
-std::string printed(const std::vector<std::string>& arguments) { return std::get<Printed>(parse(arguments)).text; }
-
-}  // namespace
+using duet_test::complaint;
+using duet_test::printed;
 
 TEST_CASE("defaults are the tutorial's") {
   const auto train = std::get<TrainOptions>(parse({"train"}));

@@ -7,6 +7,8 @@
 #include <vector>
 
 #include "lib/backend/backend.h"
+#include "lib/backend/devices.h"
+#include "lib/half.h"
 #include "tests/ops/check.h"
 
 /// Skips the test case, with the reason, where no GPU, real or simulated, can be used.
@@ -18,7 +20,20 @@
 
 namespace duet_test {
 
-inline constexpr duet::Device kGpu = {duet::DeviceKind::cuda, 0};
+inline constexpr duet::Device kGpu = {duet::DeviceKind::cuda, 0}, kOne = {duet::DeviceKind::cuda, 1};
+
+/// Of the first GPU.
+inline std::vector<duet::Device> logical_devices(int count) {
+  std::vector<duet::Device> devices;
+  for (int i = 0; i < count; ++i) devices.push_back({duet::DeviceKind::cuda, 0, i});
+  return devices;
+}
+
+/// Distinct GPUs where there are as many.
+inline std::vector<duet::Device> some_devices(int count) {
+  const bool distinct = duet::backend(duet::DeviceKind::cuda).device_count() >= count;
+  return distinct ? duet::first_devices(duet::DeviceKind::cuda, count) : logical_devices(count);
+}
 
 inline duet::Tensor on_gpu(const duet::Tensor& tensor) { return tensor.to(kGpu); }
 inline duet::Tensor on_gpu(const Array& array) { return to_tensor(array).to(kGpu); }
@@ -37,10 +52,6 @@ inline duet::Tensor gpu_view(const Array& array, std::int64_t skip) {
   return view;
 }
 
-inline duet::Tensor label_tensor(const std::vector<std::int64_t>& labels) {
-  return duet::from_values<std::int64_t>({static_cast<std::int64_t>(labels.size())}, labels);
-}
-
 inline Array as_array(const duet::Tensor& tensor) {
   Array array(tensor.shape());
   const duet::Tensor host = on_cpu(tensor);
@@ -49,10 +60,24 @@ inline Array as_array(const duet::Tensor& tensor) {
   return array;
 }
 
+inline bool all_are(const duet::Tensor& tensor, float value) {
+  const duet::Tensor host = on_cpu(tensor);
+  const auto values = host.span<float>();
+  return std::all_of(values.begin(), values.end(), [value](float x) { return x == value; });
+}
+
 inline std::vector<std::uint8_t> bytes_of(const duet::Tensor& tensor) {
   const duet::Tensor host = on_cpu(tensor);
   const auto bytes = host.span<std::uint8_t>();
   return {bytes.begin(), bytes.end()};
+}
+
+/// To bf16 and back.
+inline Array rounded(const Array& array) {
+  Array result = array;
+  for (double& value : result.values)
+    value = static_cast<double>(duet::from_bf16(duet::to_bf16(static_cast<float>(value))));
+  return result;
 }
 
 /// Sets the GPUs' precision until its destructor.

@@ -1,6 +1,5 @@
 // Convolutions on a GPU, alone and fused with pooling, relu and dropout, against the reference and the CPU.
 #include <cstdint>
-#include <cstring>
 
 #include "lib/ops/ops.h"
 #include "tests/cuda/gpu.h"
@@ -17,12 +16,6 @@ struct Case {
 };
 
 constexpr Window2d kThree = {3, 3, 1, 1, 1, 1};
-
-bool same_bits(const Tensor& a, const Tensor& b) {
-  const Tensor left = on_cpu(a), right = on_cpu(b);
-  return left.shape() == right.shape() && left.dtype() == right.dtype() &&
-         std::memcmp(left.raw(), right.raw(), left.bytes()) == 0;
-}
 
 }  // namespace
 

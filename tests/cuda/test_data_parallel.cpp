@@ -58,12 +58,6 @@ Trained train_parallel(const std::vector<Device>& devices, std::int64_t rows, dp
 
 double difference(const Array& a, const Array& b) { return relative_difference(a.values, b.values); }
 
-std::vector<Device> logical_devices(int count) {
-  std::vector<Device> devices;
-  for (int i = 0; i < count; ++i) devices.push_back({DeviceKind::cuda, 0, i});
-  return devices;
-}
-
 }  // namespace
 
 TEST_CASE("cuda: DataParallel over 2, 3 and 4 devices learns what one device does", "[dp]") {

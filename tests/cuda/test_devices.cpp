@@ -34,12 +34,6 @@ Tensor filled(std::int64_t count, float value, Device device) {
   return x;
 }
 
-bool all_are(const Tensor& tensor, float value) {
-  const Tensor host = on_cpu(tensor);
-  const auto values = host.span<float>();
-  return std::all_of(values.begin(), values.end(), [value](float x) { return x == value; });
-}
-
 }  // namespace
 
 TEST_CASE("cuda: a copy between devices comes after earlier work of both, and before later work") {

@@ -10,7 +10,6 @@
 #include <vector>
 
 #include "lib/backend/step_graph.h"
-#include "lib/nn/simple_cnn.h"
 #include "lib/ops/losses.h"
 #include "tests/cuda/small_cnn.h"
 #include "tests/cuda/training.h"
@@ -20,9 +19,6 @@ using namespace duet;
 using namespace duet_test;
 
 namespace {
-
-std::unique_ptr<nn::Module> cnn() { return std::make_unique<nn::SimpleCNN>(7, kSmall); }
-std::unique_ptr<nn::Module> linear() { return std::make_unique<nn::LinearClassifier>(7); }
 
 /// Other work between the steps, on memory of the sizes that they use.
 void disturb(Training&) {

@@ -20,23 +20,9 @@ using namespace duet_test;
 
 namespace {
 
-std::unique_ptr<nn::Module> cnn() { return std::make_unique<nn::SimpleCNN>(7, kSmall); }
-std::unique_ptr<nn::Module> linear() { return std::make_unique<nn::LinearClassifier>(7); }
 std::unique_ptr<nn::Module> norm() { return std::make_unique<NormNet<nn::BatchNorm2d>>(7); }
 
 Variable nll(const Variable& output, const Tensor& target) { return ops::nll_loss(output, target); }
-
-std::vector<Device> logical_devices(int count) {
-  std::vector<Device> devices;
-  for (int i = 0; i < count; ++i) devices.push_back({DeviceKind::cuda, 0, i});
-  return devices;
-}
-
-/// Distinct GPUs where there are as many.
-std::vector<Device> some_devices(int count) {
-  const bool distinct = backend(DeviceKind::cuda).device_count() >= count;
-  return distinct ? first_devices(DeviceKind::cuda, count) : logical_devices(count);
-}
 
 std::vector<std::size_t> used_by(const std::vector<Device>& devices) {
   std::vector<std::size_t> used;

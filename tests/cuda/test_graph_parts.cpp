@@ -89,12 +89,6 @@ class PartsTraining {
   std::unique_ptr<StepGraph> graph_;
 };
 
-std::vector<Device> logical_devices(int count) {
-  std::vector<Device> devices;
-  for (int i = 0; i < count; ++i) devices.push_back({DeviceKind::cuda, 0, i});
-  return devices;
-}
-
 }  // namespace
 
 TEST_CASE("cuda: recorded steps of optimizers of parts train the very bits of plain ones") {

@@ -22,8 +22,6 @@ using namespace duet_test;
 
 namespace {
 
-constexpr Device kOne = {DeviceKind::cuda, 1};
-
 /// All calls that `work` makes, as text: "5 kernels, 2 cublasSgemm".
 std::string calls_of(const std::function<void()>& work) {
   duet_sim::take_calls();
@@ -51,8 +49,8 @@ std::vector<Device> devices_of_two(int count) {
   return devices;
 }
 
-struct Training {
-  explicit Training(bool fused) {
+struct CountedTraining {
+  explicit CountedTraining(bool fused) {
     model.context().fuse = fused;
     model.to(kOne);
     opt = std::make_unique<optim::SGD>(model, optim::SGDOptions{.lr = 0.05f, .momentum = 0.5f});
@@ -78,7 +76,7 @@ struct Training {
 }  // namespace
 
 TEST_CASE("simulated: a training step of SimpleCNN is 12 own kernels and 6 calls of libraries") {
-  Training training(true);
+  CountedTraining training(true);
   for (int i = 0; i < 2; ++i) training.whole_step();
   const std::string forward = "1 cublasSgemm, 1 cudnnConvolutionForward";
   const std::string backward = "2 cublasSgemm, 1 cudnnConvolutionBackwardData, 1 cudnnConvolutionBackwardFilter";
@@ -117,7 +115,7 @@ TEST_CASE("simulated: convolutions are timed once per shape and process, and not
 }
 
 TEST_CASE("simulated: a recorded step computes gradients of weights beside those of data") {
-  Training training(true);
+  CountedTraining training(true);
   for (int i = 0; i < 2; ++i) training.whole_step();
   StepRecorder& recorder = *backend(DeviceKind::cuda).recorder(kOne);
   training.forward();
@@ -129,7 +127,7 @@ TEST_CASE("simulated: a recorded step computes gradients of weights beside those
 }
 
 TEST_CASE("simulated: replaying a recorded step is one launch") {
-  Training training(true);
+  CountedTraining training(true);
   StepGraph graph(kOne);
   const auto replay = [&] {
     graph.run({.rows = 4, .stamp = {training.step, 0, 4}, .lr = 0.05f}, [&] { return training.whole_step(); });

@@ -34,13 +34,6 @@ Tensor filled(std::int64_t n, Device device, float value) {
   return tensor;
 }
 
-/// Whether all elements are `value`.
-bool all_are(const Tensor& tensor, float value) {
-  const Tensor host = on_cpu(tensor);
-  const auto values = host.span<float>();
-  return std::all_of(values.begin(), values.end(), [value](float x) { return x == value; });
-}
-
 bool equal(const Tensor& a, const Tensor& b) {
   const Tensor left = on_cpu(a), right = on_cpu(b);
   return std::equal(left.span<float>().begin(), left.span<float>().end(), right.span<float>().begin(),

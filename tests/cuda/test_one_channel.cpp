@@ -1,9 +1,7 @@
 // conv_pool_relu over images of one channel, which own kernels compute, against the reference and the CPU.
 #include <cmath>
 #include <cstdint>
-#include <cstring>
 
-#include "lib/half.h"
 #include "tests/cuda/gpu.h"
 
 using namespace duet;
@@ -14,17 +12,6 @@ namespace {
 constexpr Window2d kPool = {2, 2, 2, 2, 0, 0};
 
 Window2d three(std::int64_t pad_h, std::int64_t pad_w) { return {3, 3, 1, 1, pad_h, pad_w}; }
-
-Array rounded(const Array& array) {
-  Array result = array;
-  for (double& value : result.values) value = static_cast<double>(from_bf16(to_bf16(static_cast<float>(value))));
-  return result;
-}
-
-bool same_bits(const Tensor& a, const Tensor& b) {
-  const Tensor left = on_cpu(a), right = on_cpu(b);
-  return left.shape() == right.shape() && std::memcmp(left.raw(), right.raw(), left.bytes()) == 0;
-}
 
 /// The operator and its gradients on the GPU, of tensors that start `skip` elements into their memory.
 struct Run {

@@ -24,13 +24,6 @@ using namespace duet_test;
 
 namespace {
 
-std::vector<Device> some_devices(int count) {
-  if (backend(DeviceKind::cuda).device_count() >= count) return first_devices(DeviceKind::cuda, count);
-  std::vector<Device> devices;
-  for (int i = 0; i < count; ++i) devices.push_back({DeviceKind::cuda, 0, i});
-  return devices;
-}
-
 enum class Rule { sgd, adamw };
 
 std::unique_ptr<optim::Optimizer> make_optimizer(nn::Module& model, Rule rule) {
@@ -39,9 +32,9 @@ std::unique_ptr<optim::Optimizer> make_optimizer(nn::Module& model, Rule rule) {
 }
 
 /// A small model under DataParallel with its optimizer, and batches of its own.
-struct Training {
-  Training(const std::vector<Device>& on, dp::Refresh refresh, Rule the_rule = Rule::sgd,
-           DeviceSum sum = DeviceSum::tree)
+struct ReplicaTraining {
+  ReplicaTraining(const std::vector<Device>& on, dp::Refresh refresh, Rule the_rule = Rule::sgd,
+                  DeviceSum sum = DeviceSum::tree)
       : devices(on),
         model(9, 3),
         rule(the_rule),
@@ -75,7 +68,7 @@ struct Training {
   std::int64_t batches = 0;
 };
 
-using Story = std::function<void(Training&)>;
+using Story = std::function<void(ReplicaTraining&)>;
 
 struct Between {
   const char* what;
@@ -84,35 +77,35 @@ struct Between {
 
 /// What may happen to a model between steps.
 const std::vector<Between> kStories = {
-    {"steps only", [](Training& t) { t.step(); }},
-    {"a batch with fewer rows than devices", [](Training& t) { t.step(1); }},
+    {"steps only", [](ReplicaTraining& t) { t.step(); }},
+    {"a batch with fewer rows than devices", [](ReplicaTraining& t) { t.step(1); }},
     {"evaluation between the steps",
-     [](Training& t) {
+     [](ReplicaTraining& t) {
        const NoGrad guard;
        t.loss(t.net);
      }},
     {"clipped gradients",
-     [](Training& t) {
+     [](ReplicaTraining& t) {
        t.optimizer.zero_grad();
        t.loss(t.net).backward();
        optim::clip_grad_norm(t.model, 0.01);
        t.optimizer.step();
      }},
     {"gradients of two batches",
-     [](Training& t) {
+     [](ReplicaTraining& t) {
        t.optimizer.zero_grad();
        t.loss(t.net).backward();
        t.loss(t.net).backward();
        t.optimizer.step();
      }},
     {"a step without the wrapper",
-     [](Training& t) {
+     [](ReplicaTraining& t) {
        t.optimizer.zero_grad();
        t.loss(t.model).backward();
        t.optimizer.step();
      }},
     {"two forwards in one loss",
-     [](Training& t) {
+     [](ReplicaTraining& t) {
        t.optimizer.zero_grad();
        const Variable first = t.loss(t.net);
        t.loss(t.net).backward();
@@ -120,7 +113,7 @@ const std::vector<Between> kStories = {
        t.optimizer.step();
      }},
     {"gradients written by hand",
-     [](Training& t) {
+     [](ReplicaTraining& t) {
        t.optimizer.zero_grad();
        t.loss(t.net).backward();
        const Tensor gradient = t.model.parameters().gradient(0);
@@ -128,7 +121,7 @@ const std::vector<Between> kStories = {
        t.optimizer.step();
      }},
     {"gradients written by a hook",
-     [](Training& t) {
+     [](ReplicaTraining& t) {
        const nn::HookHandle hook = t.model.parameters().hooks().on_grad_ready([&](int slot) {
          const Tensor gradient = t.model.parameters().gradient(slot);
          backend(gradient).scale(gradient, 0.5f);
@@ -136,7 +129,7 @@ const std::vector<Between> kStories = {
        t.step();
      }},
     {"gradients of one slot only",
-     [](Training& t) {
+     [](ReplicaTraining& t) {
        t.optimizer.zero_grad();
        const Tensor gradient = t.model.parameters().gradient(1);
        backend(gradient).fill(gradient, 0.25f);
@@ -144,14 +137,14 @@ const std::vector<Between> kStories = {
        t.optimizer.step();
      }},
     {"values loaded",
-     [](Training& t) {
+     [](ReplicaTraining& t) {
        nn::TutorialLinear other(9, 3);
        other.initialise(std::uint64_t{77});
        t.model.load_state_dict(other.state_dict());
      }},
-    {"values initialised", [](Training& t) { t.net.initialise(std::uint64_t{77}); }},
+    {"values initialised", [](ReplicaTraining& t) { t.net.initialise(std::uint64_t{77}); }},
     {"values written between backward and update",
-     [](Training& t) {
+     [](ReplicaTraining& t) {
        t.optimizer.zero_grad();
        t.loss(t.net).backward();
        const Tensor value = t.model.parameters().value(0);
@@ -159,7 +152,7 @@ const std::vector<Between> kStories = {
        t.optimizer.step();
      }},
     {"optimizer's state loaded",
-     [](Training& t) {
+     [](ReplicaTraining& t) {
        nn::TutorialLinear other(9, 3);
        const auto from = make_optimizer(other, t.rule);
        other.zero_grad();
@@ -168,7 +161,7 @@ const std::vector<Between> kStories = {
        t.optimizer.load_state(from->state());
      }},
     {"another wrapper in turn",
-     [](Training& t) {
+     [](ReplicaTraining& t) {
        dp::DataParallel other(t.model, {.devices = {t.devices[0], t.devices[1]}});
        t.optimizer.zero_grad();
        t.loss(other).backward();
@@ -182,7 +175,7 @@ const std::vector<Between> kStories = {
 };
 
 Array train(const std::vector<Device>& devices, dp::Refresh refresh, Rule rule, const Between& between) {
-  Training training(devices, refresh, rule);
+  ReplicaTraining training(devices, refresh, rule);
   for (int i = 0; i < 2; ++i) {
     training.step();
     between.story(training);
@@ -209,8 +202,9 @@ TEST_CASE("cuda: persistent replicas have the bits of those copied in every step
 
 TEST_CASE("cuda: persistent replicas get one copy of the parameters", "[dp]") {
   DUET_NEEDS_CUDA();
-  Training persistent(some_devices(2), dp::Refresh::persistent), copied(some_devices(2), dp::Refresh::per_forward);
-  const auto copied_by_a_forward = [](Training& training) {
+  ReplicaTraining persistent(some_devices(2), dp::Refresh::persistent),
+      copied(some_devices(2), dp::Refresh::per_forward);
+  const auto copied_by_a_forward = [](ReplicaTraining& training) {
     training.step();
     training.step();
     const std::uint64_t before = training.moved();
@@ -223,7 +217,7 @@ TEST_CASE("cuda: persistent replicas get one copy of the parameters", "[dp]") {
 
 TEST_CASE("cuda: a replica that holds other parameters than the model is found", "[dp]") {
   DUET_NEEDS_CUDA();
-  Training training(some_devices(2), dp::Refresh::persistent);
+  ReplicaTraining training(some_devices(2), dp::Refresh::persistent);
   const Tensor kept = training.model.parameters().values();  // against the rule
   training.step();
   CHECK_NOTHROW(training.net.require_same_replicas());
@@ -238,8 +232,8 @@ TEST_CASE("cuda: gradients added up by NCCL agree with the tree's, on distinct G
   const int count = std::min(4, backend(DeviceKind::cuda).device_count());
   const std::vector<Device> gpus = first_devices(DeviceKind::cuda, count);
   for (const dp::Refresh refresh : {dp::Refresh::persistent, dp::Refresh::per_forward}) {
-    Training tree(gpus, refresh), nccl(gpus, refresh, Rule::sgd, DeviceSum::nccl);
-    for (Training* const training : {&tree, &nccl}) {
+    ReplicaTraining tree(gpus, refresh), nccl(gpus, refresh, Rule::sgd, DeviceSum::nccl);
+    for (ReplicaTraining* const training : {&tree, &nccl}) {
       for (int i = 0; i < 3; ++i) training->step();
       training->optimizer.zero_grad();
       for (int i = 0; i < 2; ++i) training->loss(training->net).backward();
@@ -252,7 +246,7 @@ TEST_CASE("cuda: gradients added up by NCCL agree with the tree's, on distinct G
       CHECK(std::abs(learnt.values[i] - expected.values[i]) < 1e-6);
   }
   const std::vector<Device> logical = {{DeviceKind::cuda, 0, 0}, {DeviceKind::cuda, 0, 1}};
-  Training training(logical, dp::Refresh::persistent, Rule::sgd, DeviceSum::nccl);
+  ReplicaTraining training(logical, dp::Refresh::persistent, Rule::sgd, DeviceSum::nccl);
   CHECK_THROWS_WITH(
       training.step(),
       ContainsSubstring("NCCL takes cuda:0.1 only with a GPU of its own; logical devices add up by tree"));

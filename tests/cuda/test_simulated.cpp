@@ -22,7 +22,7 @@ using namespace duet_test;
 
 namespace {
 
-constexpr Device kOne = {DeviceKind::cuda, 1}, kTwo = {DeviceKind::cuda, 2};
+constexpr Device kTwo = {DeviceKind::cuda, 2};
 constexpr std::int64_t kMiB = std::int64_t{1} << 20;
 
 void train_step(nn::Module& net, optim::SGD& opt, Device device, std::int64_t step) {

@@ -1,13 +1,11 @@
 // Recordings of steps that fail, on simulated devices.
 #include <cstddef>
 #include <cstdint>
-#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "lib/backend/step_graph.h"
-#include "lib/nn/simple_cnn.h"
 #include "tests/cuda/small_cnn.h"
 #include "tests/cuda/training.h"
 #include "tests/support/fake_cuda/simulator.h"
@@ -16,8 +14,6 @@ using namespace duet;
 using namespace duet_test;
 
 namespace {
-
-std::unique_ptr<nn::Module> cnn() { return std::make_unique<nn::SimpleCNN>(7, kSmall); }
 
 /// Where a recording may fail: at its start, at its end, and while it runs.
 const std::vector<std::string> kFailures = {"cudaStreamBeginCapture:1", "cudaStreamEndCapture:1",

@@ -3,7 +3,6 @@
 #include <cstdint>
 #include <cstring>
 
-#include "lib/half.h"
 #include "tests/cuda/gpu.h"
 
 using namespace duet;
@@ -14,12 +13,6 @@ namespace {
 struct Sizes {
   std::int64_t rows, in, out;
 };
-
-Array rounded(const Array& array) {
-  Array result = array;
-  for (double& value : result.values) value = static_cast<double>(from_bf16(to_bf16(static_cast<float>(value))));
-  return result;
-}
 
 Tensor room(const Shape& shape, std::int64_t skip) { return gpu_view(Array(shape), skip); }
 

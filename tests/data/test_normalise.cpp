@@ -31,7 +31,7 @@ TEST_CASE("every byte is normalised to the bits of two true divisions") {
   for (const PixelStatistics& pixels :
        {PixelStatistics{0.1307f, 0.3081f}, kFashionMnistPixels, PixelStatistics{0, 1}, PixelStatistics{-0.5f, 1e-6f},
         PixelStatistics{0.5f, 3e38f}, PixelStatistics{0.5f, 1e-42f}}) {
-    const Normaliser normaliser(pixels);
+    const duet::data::Normaliser normaliser(pixels);
     std::vector<float> fast(256), table(256);
     normaliser.gather(bytes.data(), 256, first, fast.data());
     normaliser.gather_by_table(bytes.data(), 256, first, table.data());
@@ -50,7 +50,7 @@ TEST_CASE("rows of any length are gathered in the order asked for") {
     for (std::size_t i = 0; i < rows.size(); ++i) rows[i] = static_cast<std::uint8_t>(37 * i);
     const std::vector<std::int64_t> indices{4, 0, 0, 3, 1};
     std::vector<float> out(indices.size() * width, -1);
-    Normaliser(kMnistPixels).gather(rows.data(), width, indices, out.data());
+    duet::data::Normaliser(kMnistPixels).gather(rows.data(), width, indices, out.data());
     bool same = true;
     for (std::size_t i = 0; i < indices.size(); ++i) {
       for (std::size_t j = 0; j < width; ++j) {
@@ -66,8 +66,8 @@ TEST_CASE("a mean or deviation that normalises nothing is refused") {
   constexpr float kNan = std::numeric_limits<float>::quiet_NaN(), kInfinity = std::numeric_limits<float>::infinity();
   for (const PixelStatistics& bad : {PixelStatistics{kNan, 1}, PixelStatistics{-kInfinity, 1}, PixelStatistics{0, 0},
                                      PixelStatistics{0, -1}, PixelStatistics{0, kNan}, PixelStatistics{0, kInfinity}})
-    CHECK_THROWS_AS(Normaliser(bad), duet::UsageError);
-  CHECK_THROWS_WITH(Normaliser({0.5f, 0}),
+    CHECK_THROWS_AS(duet::data::Normaliser(bad), duet::UsageError);
+  CHECK_THROWS_WITH(duet::data::Normaliser({0.5f, 0}),
                     "pixels have mean 0.5 and deviation 0, expected finite numbers and a "
                     "deviation above 0");
 }

@@ -6,6 +6,7 @@
 #include <functional>
 #include <latch>
 #include <memory>
+#include <span>
 #include <string>
 #include <thread>
 #include <utility>
@@ -21,6 +22,9 @@
 namespace duet_test {
 
 using duet::ddp::ProcessGroup;
+using Floats = std::vector<float>;
+
+inline std::span<float> span(Floats& values) { return values; }
 
 /// What the ranks of a test are connected by.
 enum class Over { memory, gloo, shm, tcp };

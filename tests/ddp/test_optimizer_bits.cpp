@@ -18,7 +18,7 @@ using namespace duet_test;
 
 namespace {
 
-constexpr std::int64_t kRows = 27;  // blocks of unlike sizes
+constexpr std::int64_t kUnlikeRows = 27;  // blocks of unlike sizes
 
 /// The parameters' hash, and the bits of the optimizer's buffers.
 struct Left {
@@ -53,7 +53,7 @@ Left trained(int size, MakeOptimizer make_optimizer) {
     DistributedDataParallel net(model, group);
     const auto optimizer = make_optimizer(model);
     for (std::int64_t step = 0; step < 4; ++step) {
-      const Batch batch = shard(make_batch(kRows, step), group.rank(), size);
+      const Batch batch = shard(make_batch(kUnlikeRows, step), group.rank(), size);
       optimizer->zero_grad();
       ops::nll_loss(net(batch.images), batch.labels).backward();
       optimizer->step();

@@ -17,7 +17,7 @@ using namespace duet_test;
 
 namespace {
 
-constexpr std::int64_t kRows = 32;
+constexpr std::int64_t kSharedRows = 32;
 constexpr int kRounds = 10;  // of three steps: sharing scratch memory showed in the first
 
 /// A user's own network. It does not say on which device it is.
@@ -51,7 +51,7 @@ class Net : public nn::Module {
 template <class Model>
 std::string trained_alone() {
   Model model(kSeed);
-  train(model, model, kRows, 0, 1);
+  train(model, model, kSharedRows, 0, 1);
   return fingerprint(model);
 }
 
@@ -65,7 +65,7 @@ TEST_CASE("rank threads that name no device train with the bits of one device") 
       run_rank_threads(size, [&](ProcessGroup& group) {
         Net model(kSeed);
         DistributedDataParallel net(model, group);
-        train(model, net, kRows, group.rank(), size);
+        train(model, net, kSharedRows, group.rank(), size);
         prints[static_cast<std::size_t>(group.rank())] = fingerprint(model);
       });
       REQUIRE(prints == std::vector<std::string>(prints.size(), single));
@@ -76,8 +76,8 @@ TEST_CASE("threads train models of their own on one device at the same time") {
   const std::string single = trained_alone<nn::SimpleCNN>();
   for (int round = 0; round < kRounds; ++round) {
     nn::SimpleCNN first(kSeed), second(kSeed);  // made on this thread, trained on others
-    std::thread one([&] { train(first, first, kRows, 0, 1); });
-    std::thread other([&] { train(second, second, kRows, 0, 1); });
+    std::thread one([&] { train(first, first, kSharedRows, 0, 1); });
+    std::thread other([&] { train(second, second, kSharedRows, 0, 1); });
     one.join();
     other.join();
     REQUIRE(fingerprint(first) == single);

@@ -80,7 +80,7 @@ Tensor images(std::int64_t rows, std::uint64_t seed) {
 }
 
 /// The loss of `net` for the batch of a step.
-using Loss = std::function<Variable(nn::Module& net, std::int64_t rows, const Rows& stamp)>;
+using StepLoss = std::function<Variable(nn::Module& net, std::int64_t rows, const Rows& stamp)>;
 
 Variable transformer_loss(nn::Module& net, std::int64_t rows, const Rows& stamp) {
   const auto seed = static_cast<std::uint64_t>(stamp.step);
@@ -96,7 +96,7 @@ Variable autoencoder_loss(nn::Module& net, std::int64_t rows, const Rows& stamp)
 }
 
 /// All parameters after three steps.
-std::vector<float> train(nn::Module& model, nn::Module& net, std::int64_t rows, const Loss& loss_of) {
+std::vector<float> train(nn::Module& model, nn::Module& net, std::int64_t rows, const StepLoss& loss_of) {
   optim::AdamW opt(model, {.lr = 0.01f});
   for (std::int64_t step = 0; step < 3; ++step) {
     opt.zero_grad();
@@ -108,7 +108,7 @@ std::vector<float> train(nn::Module& model, nn::Module& net, std::int64_t rows, 
 }
 
 template <class Model>
-void check_bits(const Loss& loss) {
+void check_bits(const StepLoss& loss) {
   for (const std::int64_t rows : {16, 13, 5}) {
     Model single;
     const std::vector<float> expected = train(single, single, rows, loss);

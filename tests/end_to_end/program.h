@@ -1,6 +1,7 @@
 // Runs the program `duet` as from a shell.
 #pragma once
 
+#include <algorithm>
 #include <functional>
 #include <string>
 #include <vector>
@@ -37,6 +38,7 @@ std::vector<std::string> files_in(const std::string& folder, const std::string& 
 inline std::string hash_of(const std::string& result) {
   return duet::cli::run_from_json(duet::cli::read_file(result)).parameters_sha256;
 }
+inline int lines(const std::string& text) { return static_cast<int>(std::count(text.begin(), text.end(), '\n')); }
 /// Processes whose command line holds `text`.
 int processes_with(const std::string& text);
 

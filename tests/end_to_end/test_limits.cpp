@@ -3,7 +3,6 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <cstddef>
 #include <cstdlib>
 #include <filesystem>
@@ -23,6 +22,7 @@ namespace {
 
 namespace fs = std::filesystem;
 using duet_test::ContainsSubstring;
+using duet_test::lines;
 using duet_test::Ran;
 using Arguments = std::vector<std::string>;
 
@@ -36,8 +36,6 @@ Arguments train(Arguments arguments) {
 
 /// 4 ranks that do nothing.
 const Arguments kSleepers = {"launch", "-n", "4", "--", "sleep", "1000"};
-
-int lines(const std::string& text) { return static_cast<int>(std::count(text.begin(), text.end(), '\n')); }
 
 /// A user of this machine without any process, so that RLIMIT_NPROC counts only what a test starts.
 class NewUser {

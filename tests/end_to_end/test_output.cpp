@@ -21,6 +21,7 @@
 using duet::cli::read_file;
 using duet::cli::TemporaryFolder;
 using duet_test::ContainsSubstring;
+using duet_test::lines;
 
 namespace {
 
@@ -34,8 +35,6 @@ Arguments with(Arguments arguments, const Arguments& more) {
 const Arguments kTrain = {"train", "--data",  "synthetic", "--train-images", "333", "--test-images", "20", "--batch",
                           "64",    "--model", "linear",    "--epochs",       "1"};
 const Arguments kCollective = {"bench", "all_reduce", "-b", "64", "-e", "128", "-n", "2"};
-
-int lines(const std::string& text) { return static_cast<int>(std::count(text.begin(), text.end(), '\n')); }
 
 }  // namespace
 

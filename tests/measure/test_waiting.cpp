@@ -14,7 +14,7 @@ using Kind = TraceEvent::Kind;
 
 namespace {
 
-constexpr std::int64_t kOrigin = 5'000'000'000;
+constexpr std::int64_t kFirstBegin = 5'000'000'000;
 
 /// A stretch of a step of 1,000 us, in microseconds from its begin.
 struct Stretch {
@@ -28,7 +28,7 @@ struct Stretch {
 RankSteps rank_of(const std::vector<Stretch>& stretches, int steps = 1) {
   std::vector<TraceEvent> events;
   for (int number = 0; number <= steps; ++number) {
-    const std::int64_t begin = kOrigin + number * 1'000'000;
+    const std::int64_t begin = kFirstBegin + number * 1'000'000;
     const auto add = [&](const Stretch& stretch, std::int64_t amount) {
       events.push_back({stretch.name,
                         stretch.kind,

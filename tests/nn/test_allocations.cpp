@@ -18,8 +18,8 @@ using namespace duet;
 
 namespace {
 
-struct Training {
-  explicit Training(bool fused) {
+struct CnnTraining {
+  explicit CnnTraining(bool fused) {
     model.context().fuse = fused;
     Mt19937 generator(4);
     generator.uniform(images.span<float>(), -1.0, 1.0);
@@ -43,7 +43,7 @@ struct Training {
 
 TEST_CASE("a training step allocates nothing after the second") {
   for (const bool fused : {true, false}) {
-    Training training(fused);
+    CnnTraining training(fused);
     training.step();
     training.step();
     long own = 0;
@@ -60,7 +60,7 @@ TEST_CASE("a training step allocates nothing after the second") {
 }
 
 TEST_CASE("a planted allocation in a step is seen") {
-  Training training(true);
+  CnnTraining training(true);
   training.step();
   training.step();
   std::unique_ptr<int> planted;
@@ -77,7 +77,7 @@ TEST_CASE("a planted allocation in a step is seen") {
 }
 
 TEST_CASE("an inference allocates nothing after the second") {
-  Training training(true);
+  CnnTraining training(true);
   training.model.eval();
   training.model(training.images);
   training.model(training.images);
@@ -94,7 +94,7 @@ TEST_CASE("the process does not grow over 300 steps") {
 #ifdef DUET_SANITIZED
   DUET_SKIP("sanitizers keep freed memory: the growth of the process says nothing");
 #endif
-  Training training(true);
+  CnnTraining training(true);
   training.images = training.images.rows(0, 4);
   training.labels = training.labels.rows(0, 4);
   for (int i = 0; i < 20; ++i) training.step();

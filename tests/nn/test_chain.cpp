@@ -32,8 +32,8 @@ std::function<void(Sequential&)> layer(const Args&... args) {
   return [=](Sequential& net) { net.add<Layer>(args...); };
 }
 
-struct Net : Sequential {
-  explicit Net(const Layers& layers) {
+struct LayersNet : Sequential {
+  explicit LayersNet(const Layers& layers) {
     for (const auto& add : layers) add(*this);
     initialise(std::uint64_t{7});
   }
@@ -55,7 +55,9 @@ Tensor random_input(const Shape& shape) {
   return x.set_stamp({3, 8, 64});
 }
 
-std::string operators(const Layers& layers, const Shape& input) { return operators(Net(layers)(random_input(input))); }
+std::string operators(const Layers& layers, const Shape& input) {
+  return operators(LayersNet(layers)(random_input(input)));
+}
 
 /// The output, then the gradients of the input and of all parameters.
 std::vector<Tensor> results(Module& net, const Shape& input) {
@@ -125,9 +127,10 @@ TEST_CASE("a Sequential runs layers as the fused operators that cover them") {
 }
 
 TEST_CASE("a user's Sequential has SimpleCNN's operators, values and gradients") {
-  Net net({layer<Conv2d>(1, 32, 3, kPadded), layer<MaxPool2d>(2), layer<ReLU>(), layer<Conv2d>(32, 64, 3, kPadded),
-           layer<MaxPool2d>(2), layer<ReLU>(), layer<Dropout>(0.25), layer<Flatten>(), layer<Linear>(3136, 128),
-           layer<ReLU>(), layer<Dropout>(0.5), layer<Linear>(128, 10), layer<LogSoftmax>()});
+  LayersNet net({layer<Conv2d>(1, 32, 3, kPadded), layer<MaxPool2d>(2), layer<ReLU>(),
+                 layer<Conv2d>(32, 64, 3, kPadded), layer<MaxPool2d>(2), layer<ReLU>(), layer<Dropout>(0.25),
+                 layer<Flatten>(), layer<Linear>(3136, 128), layer<ReLU>(), layer<Dropout>(0.5), layer<Linear>(128, 10),
+                 layer<LogSoftmax>()});
   SimpleCNN cnn(7);
   const Shape input = {2, 1, 28, 28};
   const std::string expected = "conv_pool_relu conv_pool_relu flatten linear_relu_dropout linear log_softmax";
@@ -190,7 +193,7 @@ TEST_CASE("fused layers have the values and gradients of the layers one by one")
                         {kLargeWindows, {9, 3, 21, 21}, 2e-6}};
   for (const Case& c : cases)
     for (const bool training : {true, false}) {
-      Net net(c.layers);
+      LayersNet net(c.layers);
       net.train(training);
       const std::vector<Tensor> fused = results(net, c.input);
       net.context().fuse = false;
@@ -225,7 +228,7 @@ TEST_CASE("the end of a residual block has the values and gradients of norm, add
 }
 
 TEST_CASE("a fused dropout has the key of its layer") {
-  Net net({layer<Linear>(6, 8), layer<ReLU>(), layer<Dropout>(0.5)});
+  LayersNet net({layer<Linear>(6, 8), layer<ReLU>(), layer<Dropout>(0.5)});
   const Tensor x = random_input({5, 6});
   const FlatParameters& store = net.parameters();
   const Variable linear = ops::linear(x, store.value(0), store.value(1));
@@ -235,7 +238,7 @@ TEST_CASE("a fused dropout has the key of its layer") {
 }
 
 TEST_CASE("layers run one by one while fusion is off and while dropout draws PyTorch's stream") {
-  Net net(kConvolutions);
+  LayersNet net(kConvolutions);
   const std::string fused = "conv_pool_relu conv_pool_relu";
   const Tensor x = random_input({2, 1, 8, 8});
   CHECK(operators(net(x)) == fused);
@@ -250,7 +253,7 @@ TEST_CASE("layers run one by one while fusion is off and while dropout draws PyT
 }
 
 TEST_CASE("replicas fuse where their model does") {
-  Net model(kLinears);
+  LayersNet model(kLinears);
   dp::DataParallel net(model, {.devices = first_devices(DeviceKind::cpu, 2)});
   CHECK_THAT(error_of<ShapeError>(net, zeros({4, 3})), ContainsSubstring("0 (Linear): linear_relu_dropout: "));
   model.context().fuse = false;
@@ -258,7 +261,7 @@ TEST_CASE("replicas fuse where their model does") {
 }
 
 TEST_CASE("errors of fused layers name the layer that they would name one by one") {
-  Net linear(kLinears), conv(kLargeWindows), classifier({layer<Linear>(4, 2), layer<LogSoftmax>()});
+  LayersNet linear(kLinears), conv(kLargeWindows), classifier({layer<Linear>(4, 2), layer<LogSoftmax>()});
   CHECK(error_of<ShapeError>(linear, zeros({4, 3})).rfind("0 (Linear): linear_relu_dropout: ", 0) == 0);
   CHECK(error_of<ShapeError>(linear, Variable()).rfind("0 (Linear): linear: ", 0) == 0);
   CHECK(error_of<ShapeError>(conv, zeros({4, 2, 21, 21})).rfind("0 (Conv2d): conv_pool_relu: ", 0) == 0);
@@ -270,7 +273,7 @@ TEST_CASE("errors of fused layers name the layer that they would name one by one
 }
 
 TEST_CASE("a CheckFinite names the layer of a fused run in which the number arose") {
-  Net net({layer<Linear>(1, 1), layer<ReLU>(), layer<Dropout>(0.5)});
+  LayersNet net({layer<Linear>(1, 1), layer<ReLU>(), layer<Dropout>(0.5)});
   const CheckFinite check;
   const Tensor x = from_values<float>({8, 1}, std::vector<float>(8, 1.0f));
   net.parameters().value(0).data<float>()[0] = std::numeric_limits<float>::max();

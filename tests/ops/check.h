@@ -2,6 +2,8 @@
 #pragma once
 
 #include <cstdint>
+#include <cstring>
+#include <limits>
 #include <vector>
 
 #include "lib/autograd/variable.h"
@@ -14,6 +16,20 @@ namespace duet_test {
 
 /// Largest difference allowed, relative to the largest entry of a tensor.
 inline constexpr double kTolerance = 1e-5;
+
+inline constexpr float kNan = std::numeric_limits<float>::quiet_NaN(),
+                       kInfinity = std::numeric_limits<float>::infinity();
+
+inline duet::Tensor label_tensor(const std::vector<std::int64_t>& labels) {
+  return duet::from_values<std::int64_t>({static_cast<std::int64_t>(labels.size())}, labels);
+}
+
+/// Also of tensors on GPUs.
+inline bool same_bits(const duet::Tensor& a, const duet::Tensor& b) {
+  const duet::Tensor left = a.to(duet::Device{}), right = b.to(duet::Device{});
+  return left.shape() == right.shape() && left.dtype() == right.dtype() &&
+         std::memcmp(left.raw(), right.raw(), left.bytes()) == 0;
+}
 
 inline duet::Variable leaf(const Array& array) { return duet::Variable(to_tensor(array), true); }
 

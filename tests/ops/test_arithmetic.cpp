@@ -5,7 +5,6 @@
 #include <cstdint>
 #include <cstring>
 #include <functional>
-#include <limits>
 #include <vector>
 
 #include "lib/backend/backend.h"
@@ -16,8 +15,6 @@ using namespace duet;
 using namespace duet_test;
 
 namespace {
-
-constexpr float kNan = std::numeric_limits<float>::quiet_NaN(), kInfinity = std::numeric_limits<float>::infinity();
 
 void check_values(const Tensor& got, const std::vector<float>& expected) {
   REQUIRE(got.count() == static_cast<std::int64_t>(expected.size()));

@@ -10,15 +10,15 @@ using namespace duet_test;
 
 namespace {
 
-struct Case {
+struct ConvCase {
   Shape x, w;
   Window2d window;
 };
 
 /// A convolution of at most `most` products, so that all cases together stay quick.
-Case random_case(Mt19937& generator, std::int64_t most) {
+ConvCase random_conv(Mt19937& generator, std::int64_t most) {
   for (;;) {
-    Case c;
+    ConvCase c;
     const std::int64_t kernel_h = generator.randint(1, 6),
                        kernel_w = generator.randint(0, 3) ? kernel_h : generator.randint(1, 6);
     c.window = {kernel_h,
@@ -41,7 +41,7 @@ Case random_case(Mt19937& generator, std::int64_t most) {
 TEST_CASE("conv2d equals the reference for random shapes, in every layout of its input") {
   Mt19937 generator(11);
   for (int i = 0; i < 80; ++i) {
-    const Case c = random_case(generator, 1000000);
+    const ConvCase c = random_conv(generator, 1000000);
     const Array x = random_array(c.x, generator), w = random_array(c.w, generator);
     const bool with_bias = generator.randint(0, 4) > 0;
     const Array b = with_bias ? random_array({c.w[0]}, generator) : Array();
@@ -65,7 +65,7 @@ TEST_CASE("conv2d equals the reference for random shapes, in every layout of its
 TEST_CASE("weight gradients of small images with many channels equal the reference") {
   Mt19937 generator(13);
   for (int i = 0; i < 40; ++i) {
-    Case c = random_case(generator, 1000000);
+    ConvCase c = random_conv(generator, 1000000);
     c.x = {generator.randint(1, 20), 16 * generator.randint(1, 3), generator.randint(1, 9), generator.randint(1, 9)};
     c.w = {16 * generator.randint(1, 3), c.x[1], c.window.kernel_h, c.window.kernel_w};
     if (!c.window.fits(c.x[2], c.x[3])) continue;
@@ -130,7 +130,7 @@ TEST_CASE("conv2d gives only the gradients that are wanted") {
 TEST_CASE("conv_pool_relu equals the reference, with ties and outputs that relu stops") {
   Mt19937 generator(13);
   for (int i = 0; i < 60; ++i) {
-    const Case c = random_case(generator, 600000);
+    const ConvCase c = random_conv(generator, 600000);
     const std::int64_t kernel = generator.randint(0, 3) ? 2 : generator.randint(1, 4);
     const Window2d pool = {kernel, kernel, kernel, kernel, 0, 0};
     if (c.window.out_h(c.x[2]) < kernel || c.window.out_w(c.x[3]) < kernel) continue;

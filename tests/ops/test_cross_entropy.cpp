@@ -4,7 +4,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
-#include <limits>
 #include <vector>
 
 #include "lib/ops/losses.h"
@@ -13,16 +12,6 @@
 
 using namespace duet;
 using namespace duet_test;
-
-namespace {
-
-constexpr float kNan = std::numeric_limits<float>::quiet_NaN(), kInfinity = std::numeric_limits<float>::infinity();
-
-Tensor label_tensor(const std::vector<std::int64_t>& labels) {
-  return from_values<std::int64_t>({static_cast<std::int64_t>(labels.size())}, labels);
-}
-
-}  // namespace
 
 TEST_CASE("cross_entropy equals the reference for every smoothing") {
   Mt19937 generator(61);

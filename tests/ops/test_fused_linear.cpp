@@ -2,7 +2,6 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
-#include <cstring>
 #include <vector>
 
 #include "lib/ops/ops.h"
@@ -13,12 +12,8 @@ using namespace duet_test;
 
 namespace {
 
-bool same_bits(const Tensor& a, const Tensor& b) {
-  return a.shape() == b.shape() && std::memcmp(a.raw(), b.raw(), a.bytes()) == 0;
-}
-
-struct Case {
-  Case(Mt19937& generator, int number)
+struct LinearCase {
+  LinearCase(Mt19937& generator, int number)
       : rows(generator.randint(0, 4) ? generator.randint(1, 20) : generator.randint(20, 131)),
         in(number % 8 == 0 ? 1568 + generator.randint(0, 40) : generator.randint(1, 300)),
         out(generator.randint(1, 150)),
@@ -47,7 +42,7 @@ Variable one_by_one(const Variable& x, const Variable& w, const Variable& b, con
 TEST_CASE("linear_relu_dropout has the bits of its operators one by one, forward and back") {
   Mt19937 generator(51);
   for (int i = 0; i < 60; ++i) {
-    const Case c(generator, i);
+    const LinearCase c(generator, i);
     const Array x = random_array({c.rows, c.in}, generator), w = random_array({c.out, c.in}, generator),
                 b = random_array({c.out}, generator), dy = random_array({c.rows, c.out}, generator);
     const bool biased = i % 5 != 0, image_wanted = i % 3 != 0, weights_wanted = i % 7 != 0;
@@ -72,7 +67,7 @@ TEST_CASE("linear_relu_dropout has the bits of its operators one by one, forward
 TEST_CASE("linear_relu_dropout and its gradients equal the reference") {
   Mt19937 generator(52);
   for (int i = 0; i < 30; ++i) {
-    const Case c(generator, i);
+    const LinearCase c(generator, i);
     const Array x = random_array({c.rows, c.in}, generator), w = random_array({c.out, c.in}, generator),
                 b = random_array({c.out}, generator), dy = random_array({c.rows, c.out}, generator);
     const double p = static_cast<double>(c.key.p);

@@ -2,7 +2,6 @@
 // operators one by one.
 #include <cmath>
 #include <cstdint>
-#include <cstring>
 #include <vector>
 
 #include "lib/autograd/grad_mode.h"
@@ -18,10 +17,6 @@ namespace {
 
 Tensor labels_of(const std::vector<std::int64_t>& labels) {
   return from_values<std::int64_t>({static_cast<std::int64_t>(labels.size())}, labels);
-}
-
-bool same_bits(const Tensor& a, const Tensor& b) {
-  return a.shape() == b.shape() && std::memcmp(a.raw(), b.raw(), a.bytes()) == 0;
 }
 
 }  // namespace

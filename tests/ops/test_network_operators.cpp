@@ -3,7 +3,6 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
-#include <limits>
 #include <vector>
 
 #include "lib/ops/ops.h"
@@ -14,8 +13,6 @@ using namespace duet;
 using namespace duet_test;
 
 namespace {
-
-constexpr float kNan = std::numeric_limits<float>::quiet_NaN(), kInfinity = std::numeric_limits<float>::infinity();
 
 Variable of(const Shape& shape) { return Variable(zeros(shape)); }
 

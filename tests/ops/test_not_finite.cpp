@@ -4,7 +4,6 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
-#include <limits>
 #include <string>
 #include <vector>
 
@@ -18,7 +17,6 @@ using namespace duet_test;
 
 namespace {
 
-constexpr float kNan = std::numeric_limits<float>::quiet_NaN(), kInfinity = std::numeric_limits<float>::infinity();
 constexpr float kBad[] = {kNan, kInfinity, -kInfinity};
 
 bool same(float a, float b) { return a == b || (std::isnan(a) && std::isnan(b)); }

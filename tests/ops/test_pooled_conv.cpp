@@ -17,8 +17,8 @@ namespace {
 constexpr Window2d kConv = {3, 3, 1, 1, 1, 1}, kPool = {2, 2, 2, 2, 0, 0};
 
 /// An image and weights of at most `most` products: sizes 2 to 34, mostly even, channels mostly in whole blocks.
-struct Case {
-  Case(Mt19937& generator, std::int64_t most) {
+struct PooledCase {
+  PooledCase(Mt19937& generator, std::int64_t most) {
     do {
       const std::int64_t step = generator.randint(0, 5) > 0 ? 2 : 1;
       rows = generator.randint(0, 6) > 0 ? generator.randint(1, 20) : generator.randint(20, 131);
@@ -62,7 +62,7 @@ Array as_array(const Tensor& tensor) {
 TEST_CASE("the fused convolution equals the reference: values exactly, gradients to rounding") {
   Mt19937 generator(31);
   for (int i = 0; i < 60; ++i) {
-    const Case c(generator, 4000000);
+    const PooledCase c(generator, 4000000);
     // Exact in float whatever the order of the sums, so ties and zeros are as in the reference. A large bias makes relu
     // stop all outputs or none.
     const Array x = random_grid(c.x(), 2, 4, generator), w = random_grid(c.w(), 2, 4, generator);
@@ -89,7 +89,7 @@ TEST_CASE("the fused convolution equals the reference: values exactly, gradients
 TEST_CASE("the fused convolution stays within 2e-6 of the operators one by one") {
   Mt19937 generator(32);
   for (int i = 0; i < 40; ++i) {
-    const Case c(generator, 20000000);
+    const PooledCase c(generator, 20000000);
     const Variable x = leaf(random_array(c.x(), generator)), w = leaf(random_array(c.w(), generator)),
                    b = leaf(random_array({c.out}, generator));
     CAPTURE(i, c.x().str(), c.w().str());
@@ -100,7 +100,7 @@ TEST_CASE("the fused convolution stays within 2e-6 of the operators one by one")
 TEST_CASE("the fused convolution drops what the dropout operator drops") {
   Mt19937 generator(33);
   for (int i = 0; i < 20; ++i) {
-    const Case c(generator, 2000000);
+    const PooledCase c(generator, 2000000);
     const DropoutKey key = {7, static_cast<std::uint64_t>(i), 1, 0.3f};
     const Array x = random_grid(c.x(), 2, 4, generator), w = random_grid(c.w(), 2, 4, generator),
                 b = random_grid({c.out}, 4, 16, generator), dy = random_array(c.y(), generator);
@@ -122,7 +122,7 @@ TEST_CASE("the fused convolution drops what the dropout operator drops") {
 TEST_CASE("a row of the fused convolution does not depend on the other rows") {
   Mt19937 generator(34);
   for (int i = 0; i < 20; ++i) {
-    const Case c(generator, 2000000);
+    const PooledCase c(generator, 2000000);
     const Tensor x = to_tensor(random_array(c.x(), generator));
     const Variable w = leaf(random_array(c.w(), generator)), b = leaf(random_array({c.out}, generator));
     const Tensor all = fused(x, w, b).value();

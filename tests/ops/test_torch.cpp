@@ -4,7 +4,6 @@
 #include <cstdint>
 #include <cstdlib>
 #include <initializer_list>
-#include <limits>
 #include <string>
 #include <vector>
 
@@ -15,6 +14,7 @@
 #include "lib/ops/ops.h"
 #include "lib/random.h"
 #include "lib/tensor.h"
+#include "tests/ops/check.h"
 #include "tests/ops/operator_cases.h"
 #include "tests/support/catch2.h"
 #include "tests/support/number_of.h"
@@ -22,12 +22,12 @@
 #include "tests/support/scratch.h"
 
 using namespace duet;
+using duet_test::kInfinity;
+using duet_test::kNan;
 using duet_test::random_pair;
 using duet_test::random_shape;
 
 namespace {
-
-constexpr float kInfinity = std::numeric_limits<float>::infinity(), kNan = std::numeric_limits<float>::quiet_NaN();
 
 /// Draws one case, runs it, and keeps what PyTorch needs to run it again.
 class Case {

@@ -24,10 +24,6 @@ std::int64_t random_size(Mt19937& generator, std::int64_t most) {
   return std::min(most, choice < 6 ? kCommon[choice] : generator.randint(1, most + 1));
 }
 
-Tensor label_tensor(const std::vector<std::int64_t>& labels) {
-  return from_values<std::int64_t>({static_cast<std::int64_t>(labels.size())}, labels);
-}
-
 }  // namespace
 
 TEST_CASE("max_pool2d equals the reference, ties included") {

@@ -23,6 +23,8 @@ namespace ptx_cases {
 
 inline constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
 inline constexpr float kInfinity = std::numeric_limits<float>::infinity();
+inline constexpr float kScale = 1.25f;  // of what a dropout keeps
+inline constexpr int kNoPlace = 255;    // in a pool's window: no gradient goes there
 
 /// What a result should be, and the size of all that was added up for it.
 struct Expected {

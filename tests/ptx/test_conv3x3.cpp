@@ -13,8 +13,7 @@ namespace {
 using namespace ptx_cases;
 namespace kernels = duet::cuda::kernels;
 
-constexpr int kSide = 3, kTaps = 9, kNoPlace = 255;
-constexpr float kScale = 1.25f;
+constexpr int kSide = 3, kTaps = 9;
 constexpr float kSmallNaN = std::bit_cast<float>(0x7f800001u);  // it is infinity without its lower bits
 
 /// The operand of a product: the nearest TF32 number, ties away from zero, or bfloat16.

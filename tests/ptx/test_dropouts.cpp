@@ -12,8 +12,6 @@ namespace {
 using namespace ptx_cases;
 namespace kernels = duet::cuda::kernels;
 
-constexpr float kScale = 1.25f;
-
 void mask_case(std::int64_t rows, std::int64_t columns, bool counted) {
   Case c("dropout_mask", {rows, columns, counted});
   const kernels::StepDraw draw = c.draw(counted, columns % 2 != 0 ? 16384 : 32768);

@@ -11,9 +11,6 @@ namespace {
 using namespace ptx_cases;
 namespace kernels = duet::cuda::kernels;
 
-constexpr float kScale = 1.25f;
-constexpr int kNoPlace = 255;
-
 /// Windows that tile images; from here on "plane" is the image of one channel.
 kernels::TiledPool tiled(int rows, int channels, int h, int w, int kh, int kw) {
   return {rows, channels, h, w, h / kh, w / kw, kh, kw};

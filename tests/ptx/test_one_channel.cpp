@@ -11,7 +11,7 @@ namespace {
 using namespace ptx_cases;
 namespace kernels = duet::cuda::kernels;
 
-constexpr int kTaps = 9, kNoPlace = 255;
+constexpr int kTaps = 9;
 
 kernels::OneChannelConv convolution(int rows, int channels, int h, int w, int ph, int pw, bool rounds) {
   return {rows, channels, h, w, ph, pw, (h + 2 * ph - 2) / 2, (w + 2 * pw - 2) / 2, rounds};

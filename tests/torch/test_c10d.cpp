@@ -84,7 +84,7 @@ std::unique_ptr<Reducer> make_reducer(const Parameters& parameters, const Group&
     return make(false, false, std::vector<std::int64_t>());
 }
 
-std::string error_of(const std::function<void()>& task) {
+std::string c10_error_of(const std::function<void()>& task) {
   try {
     task();
   } catch (const c10::Error& error) {
@@ -163,9 +163,10 @@ TEST_CASE("PyTorch's store serves as duet's") {
 
 TEST_CASE("a rank that does not come to c10d's store is named") {
   const auto store = c10::make_intrusive<c10d::HashStore>();
-  CHECK(error_of([&] { make_c10d_backend(store, 1, 3, {.join_timeout = 20ms}); }) ==
+  CHECK(c10_error_of([&] { make_c10d_backend(store, 1, 3, {.join_timeout = 20ms}); }) ==
         "ranks 0, 2 of 3 did not join within 20 ms (waiting on rank 1)");
-  CHECK(error_of([&] { make_c10d_backend(store, 3, 3); }) == "Invalid rank 3, rank should be in the interval [0, 2]");
+  CHECK(c10_error_of([&] { make_c10d_backend(store, 3, 3); }) ==
+        "Invalid rank 3, rank should be in the interval [0, 2]");
 }
 
 TEST_CASE("a work that no thread waits for ends in the background, and keeps its tensors") {
@@ -188,7 +189,7 @@ TEST_CASE("a work that no thread waits for ends in the background, and keeps its
   CHECK(weak.expired());
   CHECK(backend->getSequenceNumberForGroup() == 4);
   backend->shutdown();
-  CHECK(error_of([&] { backend->barrier({}); }) == "duet:barrier: the process group has been shut down");
+  CHECK(c10_error_of([&] { backend->barrier({}); }) == "duet:barrier: the process group has been shut down");
   CHECK(work->wait());
 }
 
@@ -230,7 +231,7 @@ TEST_CASE("a callback that waits for a call behind it, and one that lets go of t
   std::promise<void> done;
   backend->allreduce(tensors, {})->getFuture()->addCallback([&](c10::ivalue::Future&) {
     called.get_future().wait();
-    text = error_of([&] { later->wait(); });
+    text = c10_error_of([&] { later->wait(); });
     backend.reset();
     done.set_value();
   });
@@ -253,7 +254,7 @@ TEST_CASE("a call during the shutdown of another thread is refused, and holds no
   attached.set_value();
   std::thread other([&] { backend->shutdown(); });
   std::string text;
-  while (text.empty()) text = error_of([&] { backend->barrier({}); });  // until the shutdown has begun
+  while (text.empty()) text = c10_error_of([&] { backend->barrier({}); });  // until the shutdown has begun
   CHECK(text == "duet:barrier: the process group is being shut down");
   refused.set_value();
   other.join();

@@ -146,7 +146,7 @@ std::vector<std::string> names_of(const Values& values) {
 }
 
 /// The largest |a - b| / max(1, |b|); NaN where there is one.
-double largest_difference(const Values& a, const Values& b) {
+double largest_relative_difference(const Values& a, const Values& b) {
   std::vector<Tensor> largest;
   for (const auto& [name, value] : b) {
     const Tensor expected = value.to(torch::kDouble);
@@ -170,7 +170,7 @@ double difference(const Start& start, int ranks, const std::string& backend, con
     for (const auto& [name, value] : result)  // a rank's statistics are its own after the last step
       CHECK((name.starts_with("buffer.") || torch::equal(value, results[0].at(name))));
   REQUIRE(names_of(results[0]) == names_of(expected));
-  const double largest = largest_difference(results[0], expected);
+  const double largest = largest_relative_difference(results[0], expected);
   CHECK(largest <= kLimit);
   return largest;
 }

@@ -42,7 +42,7 @@ Values step_on_both(Run& run, const std::optional<duet::Rows>& stamp) {
   return gradients_of(model);
 }
 
-const std::vector<Row> kRows = {
+const std::vector<Row> kBatchPrograms = {
     {"the loop of the README", kAll, [](Run& run) { return train_on(run, reading_of(run)); }, {}},
     {"world_size = 2 left in the loader of one process",
      {Mode::alone, Mode::dp},
@@ -125,5 +125,5 @@ const std::vector<Row> kRows = {
 }  // namespace
 
 TEST_CASE("programs that read batches") {
-  for (const Row& row : kRows) check(row);
+  for (const Row& row : kBatchPrograms) check(row);
 }

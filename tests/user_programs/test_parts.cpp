@@ -17,7 +17,9 @@ using namespace duet_test;
 
 namespace {
 
-Batch batch_of(const Run& run, std::int64_t step = 0) { return shard(make_batch(64, step), run.rank(), run.size()); }
+Batch large_batch_of(const Run& run, std::int64_t step = 0) {
+  return shard(make_batch(64, step), run.rank(), run.size());
+}
 
 /// Three steps, each by `update(backward)`.
 template <class Optimizers>
@@ -25,7 +27,7 @@ Values train_with(Run& run, BodyAndHead& model, Optimizers&& update) {
   model.context().seed = kSeed;
   nn::Module& net = run.wrap(model);
   for (std::int64_t step = 0; step < 3; ++step) {
-    const Batch batch = batch_of(run, step);
+    const Batch batch = large_batch_of(run, step);
     update([&] { ops::nll_loss(net(batch.images), batch.labels).backward(); });
   }
   return values_of(model);
@@ -84,7 +86,7 @@ Program head_norm(bool clip) {
     BodyAndHead model;
     model.context().seed = kSeed;
     nn::Module& net = run.wrap(model);
-    const Batch batch = batch_of(run);
+    const Batch batch = large_batch_of(run);
     ops::nll_loss(net(batch.images), batch.labels).backward();
     if (!clip) {  // all of the model is the head once the body's gradients are zeros
       const Tensor body = std::as_const(model.parameters()).gradients_of(0, 2);
@@ -128,7 +130,7 @@ Tensor ones(std::int64_t rows) {
   return x;
 }
 
-const std::vector<Row> kRows = {
+const std::vector<Row> kPartPrograms = {
     {"an optimizer of the head leaves the body", kAll, body_after(true), {.same_as = body_after(false)}},
     {"two optimizers of two parts", kAll, with_two_optimizers, {.same_as = with_one_optimizer}},
     {"clip_grad_norm of the head", kAll, head_norm(true), {.same_as = head_norm(false)}},
@@ -138,7 +140,7 @@ const std::vector<Row> kRows = {
        BodyAndHead model;
        model.context().seed = kSeed;
        nn::Module& net = run.wrap(model);
-       const Batch batch = batch_of(run);
+       const Batch batch = large_batch_of(run);
        ops::nll_loss(net(batch.images), batch.labels).backward();
        model.head.zero_grad();
        Values filled;
@@ -155,7 +157,7 @@ const std::vector<Row> kRows = {
      [](Run& run) {
        BodyAndHead model(kSeed + static_cast<std::uint64_t>(run.rank()));
        nn::Module& net = run.wrap(model);
-       const Batch batch = batch_of(run);
+       const Batch batch = large_batch_of(run);
        ops::nll_loss(net(batch.images), batch.labels).backward();
        return gradients_of(model);
      },
@@ -165,7 +167,7 @@ const std::vector<Row> kRows = {
 }  // namespace
 
 TEST_CASE("programs that train parts of a model, or seed it by rank") {
-  for (const Row& row : kRows) check(row);
+  for (const Row& row : kPartPrograms) check(row);
 }
 
 TEST_CASE("a dropout that is used twice draws twice") {

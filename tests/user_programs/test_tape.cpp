@@ -44,7 +44,7 @@ Program written_before_backward(Write write) {
   };
 }
 
-const std::vector<Row> kRows = {
+const std::vector<Row> kTapePrograms = {
     {"opt.step() between a forward and its backward",
      kAll,
      written_before_backward([](Step& step) { step.opt.step(); }),
@@ -134,5 +134,5 @@ const std::vector<Row> kRows = {
 }  // namespace
 
 TEST_CASE("programs that use the tape in another order than the loop") {
-  for (const Row& row : kRows) check(row);
+  for (const Row& row : kTapePrograms) check(row);
 }

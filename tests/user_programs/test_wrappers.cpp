@@ -76,7 +76,7 @@ Values trained_plainly(Run& run) {
   return trained(run, model);
 }
 
-const std::vector<Row> kRows = {
+const std::vector<Row> kWrapperPrograms = {
     {"an optimizer made before the wrapper",
      kAll,
      [](Run& run) {
@@ -206,5 +206,5 @@ const std::vector<Row> kRows = {
 }  // namespace
 
 TEST_CASE("programs that wrap models in other ways") {
-  for (const Row& row : kRows) check(row);
+  for (const Row& row : kWrapperPrograms) check(row);
 }

@@ -3,7 +3,6 @@
 #include <cstdint>
 #include <latch>
 #include <memory>
-#include <span>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -21,13 +20,6 @@ using namespace duet;
 using namespace duet::ddp;
 using namespace duet_test;
 using namespace std::chrono_literals;
-
-namespace {
-
-using Floats = std::vector<float>;
-
-std::span<float> span(Floats& values) { return values; }
-}  // namespace
 
 TEST_CASE("ranks that disagree about a collective are named on every rank") {
   const Over over = each_backend();

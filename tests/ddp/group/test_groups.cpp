@@ -6,7 +6,6 @@
 #include <mutex>
 #include <numeric>
 #include <random>
-#include <span>
 #include <utility>
 #include <vector>
 
@@ -25,10 +24,7 @@ using namespace std::chrono_literals;
 namespace {
 
 // Catch2's assertions are not thread-safe: ranks collect their results and the test's thread checks them.
-using Floats = std::vector<float>;
 using Table = std::vector<Floats>;  // by rank
-
-std::span<float> span(Floats& values) { return values; }
 
 /// The same values on every run, of mixed size so that the order of sums shows.
 Floats random_floats(int rank, std::size_t count) {

@@ -10,6 +10,8 @@
 
 namespace duet_test {
 
+inline const std::string kSecret = "sixteen bytes or more";
+
 class RawClient {
  public:
   explicit RawClient(int port) {

@@ -35,8 +35,6 @@ using namespace std::chrono_literals;
 
 namespace {
 
-const std::string kSecret = "sixteen bytes or more";
-
 /// What `action` throws names a relay, by its own port and the one that it passes on to.
 template <class Action>
 void check_names_relay(Action&& action, int own, int target) {
@@ -71,7 +69,7 @@ class RelayedStore final : public Store {
 
 /// Two ranks as torchrun starts them, in a network namespace of their own. torchrun's store has port 29500, and another
 /// user, who listens at the next, passes on to the one after that.
-constexpr const char* kTorchrun = R"(
+constexpr const char* kUnderTorchrun = R"(
 dir=$1 worker=$2
 ip link set lo up || exit 77
 export MASTER_ADDR=127.0.0.1 MASTER_PORT=29500 TORCHELASTIC_USE_AGENT_STORE=True TORCHELASTIC_RUN_ID=run WORLD_SIZE=2
@@ -91,7 +89,7 @@ kill $agent $relay; wait $relay
 
 struct UnderTorchrun {
   explicit UnderTorchrun(int hosts) {
-    std::ofstream(scratch.path("script")) << "hosts=" << hosts << kTorchrun << "exit 0\n";
+    std::ofstream(scratch.path("script")) << "hosts=" << hosts << kUnderTorchrun << "exit 0\n";
     const std::string command = concat("unshare -n /bin/sh ", scratch.path("script"), " ", scratch.path("."), " ",
                                        DUET_DDP_WORKER, " 2>/dev/null >/dev/null");
     status = WEXITSTATUS(std::system(command.c_str()));

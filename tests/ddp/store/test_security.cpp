@@ -39,7 +39,6 @@ using namespace std::chrono_literals;
 
 namespace {
 
-const std::string kSecret = "sixteen bytes or more";
 const std::string kRefused(kDenied), kWelcome(kMagic);
 
 std::size_t open_files() {

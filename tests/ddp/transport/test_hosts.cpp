@@ -291,11 +291,11 @@ TEST_CASE("a cut cable ends the job on both sides, and names ranks of the other"
 
 namespace {
 
-constexpr const char* kBoth = "host $a 0 & one=$!; host $b 1 & other=$!; ";
+constexpr const char* kOnBothHosts = "host $a 0 & one=$!; host $b 1 & other=$!; ";
 
 /// What ranks over a bad cable print, where there can be one: what they print over a good one.
 void check_same_sums(const TwoHosts& run) {
-  const TwoHosts good("sums", std::string(kBoth) + "wait $one $other");
+  const TwoHosts good("sums", std::string(kOnBothHosts) + "wait $one $other");
   REQUIRE(good.text("out0").size() > 2 * 64);
   INFO(run.text("err0") << run.text("err1"));
   for (const char* file : {"out0", "out1"}) CHECK(run.text(file) == good.text("out0"));
@@ -310,7 +310,7 @@ int lost_packets(const TwoHosts& run) {
 
 TEST_CASE("between hosts with 50 ms there and back, and every 50th packet lost, sums have the same bits") {
   if (!why_no_gloo().empty()) DUET_SKIP("Gloo is not built");
-  const TwoHosts run("sums", std::string(kBoth) + "wait $one $other", "25 50");
+  const TwoHosts run("sums", std::string(kOnBothHosts) + "wait $one $other", "25 50");
   if (run.impossible()) DUET_SKIP("network namespaces with devices of a program cannot be made here");
   check_same_sums(run);
   CHECK(lost_packets(run) > 0);
@@ -319,7 +319,7 @@ TEST_CASE("between hosts with 50 ms there and back, and every 50th packet lost, 
 TEST_CASE("a cable from which nothing comes for a while holds sums up, and changes none") {
   if (!why_no_gloo().empty()) DUET_SKIP("Gloo is not built");
   const TwoHosts run("sums",
-                     std::string(kBoth) +
+                     std::string(kOnBothHosts) +
                          "until grep -q going $dir/err0 || [ -e $dir/code0 ]; do sleep 0.01; done; "
                          "kill -USR1 $cable; sleep 0.5; kill -USR1 $cable; wait $one $other",
                      "10 0");
@@ -332,7 +332,7 @@ TEST_CASE("a cable from which nothing comes any more ends the job on both sides,
   if (!why_no_gloo().empty()) DUET_SKIP("Gloo is not built");
   const auto begin = Clock::now();
   const TwoHosts run("endless",
-                     std::string(kBoth) +
+                     std::string(kOnBothHosts) +
                          "until grep -q going $dir/out0 || [ -e $dir/code0 ]; do sleep 0.01; done; "
                          "kill -USR1 $cable; wait $one $other",
                      "1 0");

@@ -1,0 +1,27 @@
+// What the program says of command lines.
+#pragma once
+
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "cli/options/options.h"
+#include "lib/error.h"
+
+namespace duet_test {
+
+/// The message of the usage error that a command line causes; empty when it is fine.
+inline std::string complaint(const std::vector<std::string>& arguments) {
+  try {
+    duet::cli::parse(arguments);
+  } catch (const duet::UsageError& error) {
+    return error.what();
+  }
+  return "";
+}
+
+inline std::string printed(const std::vector<std::string>& arguments) {
+  return std::get<duet::cli::Printed>(duet::cli::parse(arguments)).text;
+}
+
+}  // namespace duet_test
