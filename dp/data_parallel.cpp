@@ -54,7 +54,7 @@ DataParallel::DataParallel(nn::Module& module, const DataParallelOptions& option
                  std::ranges::all_of(options_.devices, [](Device d) { return d.kind == DeviceKind::cpu; });
   ReplicaPlaces places{.devices = options_.devices};
   for (int i = 0; i < static_cast<int>(options_.devices.size()); ++i) places.device_of.push_back(i);
-  replicas_ = std::make_shared<Replicas>(module_, places, options_.replicas, options_.sum, forward_);
+  replicas_ = std::make_shared<Replicas>(module_, places, options_.replicas, forward_);
 }
 
 Variable DataParallel::forward(nn::Context& context, const Variable& x) const {
@@ -100,7 +100,7 @@ std::shared_ptr<Replicas> DataParallel::replicas_for(const Cut& cut, const Rows&
   constexpr std::size_t kMost = 8;  // cuts of the parts of a batch and of a last one
   if (pieces_.size() == kMost) pieces_.clear();
   return pieces_.emplace_back(
-      std::make_shared<Replicas>(module_, places, options_.replicas, options_.sum, forward_, replicas_->threads()));
+      std::make_shared<Replicas>(module_, places, options_.replicas, forward_, replicas_->threads()));
 }
 
 nn::Value DataParallel::run_replicas(const std::shared_ptr<Replicas>& replicas, nn::Context& context,

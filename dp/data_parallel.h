@@ -26,8 +26,6 @@ struct DataParallelOptions {
   /// The dimension along which inputs are cut and outputs joined.
   int dim = 0;
   Refresh replicas = Refresh::persistent;
-  /// How replicas' gradients are summed: nccl needs distinct GPUs, and its bits depend on the number of devices.
-  DeviceSum sum = DeviceSum::tree;
   /// Computed in each replica from its output and its piece of the second input, so that outputs are not gathered: the
   /// model is then called with a list {input, target} and gives the loss. Losses are weighted by rows.
   std::function<Variable(const Variable& output, const Tensor& target)> loss = nullptr;

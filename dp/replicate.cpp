@@ -185,12 +185,11 @@ std::shared_ptr<ThreadPool> make_threads(const std::vector<Device>& devices) {
 
 }  // namespace
 
-Replicas::Replicas(const nn::Module& module, ReplicaPlaces places, Refresh refresh, DeviceSum sum, Forward forward,
+Replicas::Replicas(const nn::Module& module, ReplicaPlaces places, Refresh refresh, Forward forward,
                    std::shared_ptr<ThreadPool> threads)
     : module_(module),
       places_(std::move(places)),
       refresh_(refresh),
-      sum_(sum),
       forward_(std::move(forward)),
       threads_(threads != nullptr ? std::move(threads) : make_threads(places_.devices)),
       turns_(turns_of(places_)),
@@ -423,11 +422,11 @@ void Replicas::sum_gradients(const SumOrder& order, std::span<const char> took_p
     if (!took_part[static_cast<std::size_t>(i)]) backend(part).fill(part, 0.0f);
     parts.push_back(part);
   }
-  if ((site_ != nullptr && for_all) || sum_ != DeviceSum::tree) {
+  if (site_ != nullptr && for_all) {
     PooledVector<Tensor> all = parts;
     all[0] = destination;
-    backend(destination).all_reduce_devices(parts, all, sum_);
-    has_gradients_ = site_ != nullptr && for_all;
+    backend(destination).all_reduce_devices(parts, all);
+    has_gradients_ = true;
     return;
   }
   const int shares = threads_->workers();

@@ -116,7 +116,7 @@ class Replicas final : public std::enable_shared_from_this<Replicas>, private nn
   using Forward = std::function<nn::Value(nn::Context&, const nn::Value&)>;
   /// `forward` is what each replica runs: the module's own forward, perhaps with a loss. `threads`: those of other
   /// replicas on the same devices. Throws UsageError for no devices or one named twice.
-  Replicas(const nn::Module& module, ReplicaPlaces places, Refresh refresh, DeviceSum sum, Forward forward,
+  Replicas(const nn::Module& module, ReplicaPlaces places, Refresh refresh, Forward forward,
            std::shared_ptr<ThreadPool> threads = nullptr);
 
   int size() const { return static_cast<int>(places_.device_of.size()); }
@@ -154,7 +154,7 @@ class Replicas final : public std::enable_shared_from_this<Replicas>, private nn
   /// The order of sums since the last replicate(). It lives as long as these.
   const SumOrder& order() const { return *order_; }
 
-  /// Adds up the gradients of all replicas as DeviceSum says, on the model's device: into a destination for each result
+  /// Adds up the gradients of all replicas on the model's device: into a destination for each result
   /// of `order`, in the flat order of the module's slots. Replicas for which took_part is false count as zero.
   /// `for_all`: the first destination is the model's gradient; persistent replicas get the sum, too.
   void sum_gradients(const SumOrder& order, std::span<const char> took_part, std::span<const Tensor> destinations,
@@ -179,7 +179,6 @@ class Replicas final : public std::enable_shared_from_this<Replicas>, private nn
   const nn::Module& module_;
   const ReplicaPlaces places_;
   Refresh refresh_;
-  DeviceSum sum_;
   Forward forward_;
   std::vector<std::unique_ptr<nn::FlatParameters>> stores_;
   std::vector<nn::Context> contexts_;

@@ -55,7 +55,7 @@ const std::vector<Group>& groups() {
                  "grace",     "stop-limit",   "hosts",         "link",
                  "links",     "latency-us",   "gbit",          "elastic",
                  "min-ranks", "spares",       "max-failures",  "replace-timeout"}},
-      {"GPU", {"deterministic", "graph", "graph-steps", "sum"}},
+      {"GPU", {"deterministic", "graph", "graph-steps"}},
       {"Files",
        {"checkpoint", "checkpoint-every", "resume", "result", "fingerprints", "step-times", "trace", "progress", "out",
         "share", "json", "html", "log-dir", "redirects", "tee"}}};

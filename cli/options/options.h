@@ -70,7 +70,6 @@ struct TrainOptions : Training {
   std::string port_range;               // ports that ranks may use; empty: as DUET_PORT_RANGE says
   std::string replicas = "persistent";  // dp: or "per_forward"
   std::string loss = "gathered";        // dp: or "in_replica"
-  std::string sum = "tree";             // dp on GPUs: or "nccl"
   std::string checkpoint;               // folder
   std::int64_t checkpoint_every = 0;    // steps from one checkpoint to the next; 0: at the end of every epoch only
   std::string resume;                   // file or folder

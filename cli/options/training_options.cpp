@@ -287,10 +287,6 @@ void add_train(CLI::App& app, TrainOptions& options) {
       ->check(one_of({"per_forward", "persistent"}));
   app.add_option("--loss", options.loss, "dp: loss of the gathered output, or in_replica")
       ->check(one_of({"gathered", "in_replica"}));
-  app.add_option("--sum", options.sum,
-                 "dp on distinct GPUs: gradients added up by tree, in the order of every other mode, or by nccl, in an "
-                 "order of its own (then results agree with other numbers of devices only to rounding)")
-      ->check(one_of({"tree", "nccl"}));
   app.add_option("--checkpoint", options.checkpoint,
                  "folder; a checkpoint is written there after every epoch. A job that duet launch "
                  "has restarted goes on from its own newest one. Default: the folder of --resume, if that is one");
@@ -351,7 +347,6 @@ std::string why_no_graph(const TrainOptions& options, std::string carrier, std::
   if (options.graph == "off") return "--graph off";
   if (options.job.elastic) return "an elastic job knows only behind backward whether a step is to be done again";
   if (options.mode == Mode::averaging) return "in mode averaging ranks add gradients up, outside of graphs";
-  if (options.sum == "nccl") return "--sum nccl adds gradients up outside of graphs";
   for (const Device from : devices)
     for (const Device to : devices)
       if (!backend(to.kind).copies_directly(from, to))
@@ -404,9 +399,6 @@ void check(const TrainOptions& options) {
   if (options.job.elastic) check_elastic(options);
   const std::string no_graph = why_no_graph(options);
   require<UsageError>(options.graph != "on" || no_graph.empty(), "--graph on: ", no_graph);
-  const bool several_gpus = options.mode == Mode::dp && options.device == DeviceKind::cuda && options.devices > 1;
-  require<UsageError>(options.sum == "tree" || several_gpus,
-                      "--sum nccl is for --mode dp --device cuda on several GPUs");
 }
 
 void check(const CompareOptions& options) {

@@ -280,7 +280,6 @@ void read_as_torch(Setup& setup, const TrainOptions& options, const data::Datase
 void wrap_dp(Setup& setup, const TrainOptions& options) {
   dp::DataParallelOptions wrap{.devices = setup.devices};
   wrap.replicas = options.replicas == "persistent" ? dp::Refresh::persistent : dp::Refresh::per_forward;
-  wrap.sum = options.sum == "nccl" ? DeviceSum::nccl : DeviceSum::tree;
   setup.loss_in_replica = options.loss == "in_replica";
   setup.scatters = setup.devices.size() > 1;
   if (setup.loss_in_replica) wrap.loss = setup.loss;

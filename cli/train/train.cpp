@@ -84,7 +84,6 @@ void say_devices(const TrainOptions& options, const std::vector<Device>& devices
         concat(", ", devices.size(), " logical devices on ", physical_devices(options.device, options.devices), " GPU");
   const Device first = {.kind = options.device, .index = devices[0].index};
   text += concat(" (", backend(options.device).describe(first), "), precision ", name(options.precision),
-                 options.sum == "nccl" ? "; gradients added up by NCCL" : "",
                  no_graph.empty() ? "; steps as CUDA graphs" : "; no CUDA graphs: ", no_graph);
   std::puts(text.c_str());
 }

@@ -119,10 +119,6 @@ const char* name(Precision precision);
 /// Reads "fp32", "tf32", "bf16". Throws UsageError that quotes the text.
 Precision parse_precision(std::string_view text);
 
-/// How devices add up: by the tree of Note [Sums over samples]; or by NCCL, among GPUs that differ, in an order of its
-/// own, so that results equal those of other numbers of devices only to rounding.
-enum class DeviceSum { tree, nccl };
-
 /// The settings that a fused convolution-bias-pool-relu-dropout takes besides its tensors.
 struct ConvPoolRelu {
   Window2d conv, pool;
@@ -383,11 +379,9 @@ class Backend {
   /// Devices that do not share memory leave everything to share 0, which copies the parts to the destination's device.
   virtual void sum_devices(std::span<const Tensor> parts, const Tensor& destination, bool accumulate, int share,
                            int shares) = 0;
-  /// Every destination = the sum of the parts, by tree with the bits of sum_devices. parts[i] and destinations[i] are
-  /// on the i-th device, all devices differ, and both may be the same tensor. Throws DeviceError where these devices
-  /// cannot add up so.
-  virtual void all_reduce_devices(std::span<const Tensor> parts, std::span<const Tensor> destinations,
-                                  DeviceSum sum) = 0;
+  /// Every destination = the sum of the parts, with the bits of sum_devices. parts[i] and destinations[i] are on the
+  /// i-th device, all devices differ, and both may be the same tensor.
+  virtual void all_reduce_devices(std::span<const Tensor> parts, std::span<const Tensor> destinations) = 0;
   /// The sum of all elements' squares, in double: the same bits for the same elements. The host waits for it.
   virtual double sum_of_squares(const Tensor& x) = 0;
 

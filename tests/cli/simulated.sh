@@ -83,15 +83,6 @@ if $devices == 1:
     assert replayed["moved_bytes_per_step"][0] < 1.1 * (99 * 8 + 20 * 4) / 50, replayed["moved_bytes_per_step"]
 PYTHON
 done
-# Sums by NCCL need GPUs that differ.
-by_nccl=(train --device cuda --model linear --mode dp --devices 2 --data synthetic --train-images 32 --test-images 20
-  --batch 8 --epochs 1 --sum nccl)
-DUET_SIM_DEVICES=2 "$duet" "${by_nccl[@]}" >text
-expect '; gradients added up by NCCL; no CUDA graphs' text
-status=0
-"$duet" "${by_nccl[@]}" >text 2>&1 || status=$?
-[ $status = 1 ]
-expect '^duet: NCCL takes cuda:0.1 only with a GPU of its own' text
 # Collectives over NCCL among threads, and over the host's memory.
 for collective in all_reduce all_gather broadcast reduce_scatter all_to_all; do
   DUET_SIM_DEVICES=2 DUET_NCCL_MODULE=$nccl "$duet" bench $collective --device cuda --workers thread --backend nccl,shm \
@@ -141,7 +132,6 @@ refused() {
   [ $status = 2 ] && expect "^duet: --graph on: $1" text
 }
 refused 'CPU devices have no graphs'
-DUET_SIM_DEVICES=2 refused '--sum nccl adds gradients up outside of graphs' --device cuda --mode dp --devices 2 --sum nccl
 DUET_SIM_DEVICES=2 DUET_SIM_PEER=0 refused "what cuda:0 copies to cuda:1 goes through the host's memory" --device cuda --mode dp --devices 2
 refused "ranks over gloo add gradients up in the host's memory" --device cuda --mode ddp --devices 2 --backend gloo
 refused '--compare-every reads all parameters back' --device cuda --mode ddp --compare-every 10

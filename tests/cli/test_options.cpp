@@ -232,8 +232,6 @@ TEST_CASE("wrong options are named in one line") {
       {{"compare", "--backend", "shm,udp"},
        "--backend: unknown 'udp', expected auto, shm, tcp, gloo, mpi, nccl or memory"},
       {{"train", "--graph", "maybe"}, "--graph: unknown 'maybe', expected auto, on or off"},
-      {{"train", "--sum", "ring"}, "--sum: unknown 'ring', expected tree or nccl"},
-      {{"train", "--sum", "nccl", "--mode", "dp", "--devices", "2"}, "--sum nccl is for --mode dp --device cuda"},
       {{"train", "--graph-steps", "-1"}, "--graph-steps is -1, expected 0 to 1024"},
       {{"compare", "--graph", "on"}, "--graph on: CPU devices have no graphs"},
       {{"train", "--graph", "on", "--device", "cuda", "--mode", "averaging"},
@@ -363,7 +361,7 @@ TEST_CASE("help names every option with its default") {
   }
   const std::string train = printed({"train", "--help"});
   for (const char* option : {"--mode", "--checkpoint", "--checkpoint-every", "--resume", "--result", "--fingerprints",
-                             "--replicas", "--loss", "--sum"}) {
+                             "--replicas", "--loss"}) {
     INFO(option);
     CHECK_THAT(train, duet_test::ContainsSubstring(option));
   }

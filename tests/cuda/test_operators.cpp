@@ -310,7 +310,7 @@ TEST_CASE("cuda: every operator refuses arguments of two devices, and says which
       {"adam_step", [&] { gpu.adam_step(c, c2, c, c, {}, 0, 1); }},
       {"all_reduce_devices",
        [&] {
-         gpu.all_reduce_devices({&c, 1}, {&c2, 1}, DeviceSum::tree);
+         gpu.all_reduce_devices({&c, 1}, {&c2, 1});
        }},
       {"gather_images", [&] { gpu.gather_images(index, labels, labels2, 0, 1, image, {}); }},
       {"pointwise",

@@ -1,7 +1,5 @@
 // Persistent replicas on devices of their own: whatever is done between steps, the parameters are those of replicas
 // that get a copy in every step, bit for bit.
-#include <algorithm>
-#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -16,7 +14,7 @@
 #include "lib/optim/adam.h"
 #include "lib/optim/clip_grad_norm.h"
 #include "lib/optim/sgd.h"
-#include "tests/cuda/nccl_ranks.h"
+#include "tests/cuda/gpu.h"
 #include "tests/support/catch2.h"
 
 using namespace duet;
@@ -33,14 +31,13 @@ std::unique_ptr<optim::Optimizer> make_optimizer(nn::Module& model, Rule rule) {
 
 /// A small model under DataParallel with its optimizer, and batches of its own.
 struct ReplicaTraining {
-  ReplicaTraining(const std::vector<Device>& on, dp::Refresh refresh, Rule the_rule = Rule::sgd,
-                  DeviceSum sum = DeviceSum::tree)
+  ReplicaTraining(const std::vector<Device>& on, dp::Refresh refresh, Rule the_rule = Rule::sgd)
       : devices(on),
         model(9, 3),
         rule(the_rule),
         held_optimizer(make_optimizer((model.to(on[0]), model), rule)),
         optimizer(*held_optimizer),
-        net(model, {.devices = on, .replicas = refresh, .sum = sum}) {}
+        net(model, {.devices = on, .replicas = refresh}) {}
 
   Variable loss(nn::Module& through, std::int64_t rows = 8) {
     Mt19937 generator(static_cast<std::uint64_t>(++batches));
@@ -225,29 +222,4 @@ TEST_CASE("cuda: a replica that holds other parameters than the model is found",
   CHECK_THROWS_WITH(
       training.net.require_same_replicas(),
       ContainsSubstring("replica 1 on device cuda:") && ContainsSubstring("holds other parameters than the model"));
-}
-
-TEST_CASE("cuda: gradients added up by NCCL agree with the tree's, on distinct GPUs only", "[dp]") {
-  DUET_NEEDS_NCCL(2);
-  const int count = std::min(4, backend(DeviceKind::cuda).device_count());
-  const std::vector<Device> gpus = first_devices(DeviceKind::cuda, count);
-  for (const dp::Refresh refresh : {dp::Refresh::persistent, dp::Refresh::per_forward}) {
-    ReplicaTraining tree(gpus, refresh), nccl(gpus, refresh, Rule::sgd, DeviceSum::nccl);
-    for (ReplicaTraining* const training : {&tree, &nccl}) {
-      for (int i = 0; i < 3; ++i) training->step();
-      training->optimizer.zero_grad();
-      for (int i = 0; i < 2; ++i) training->loss(training->net).backward();
-      training->optimizer.step();
-      training->net.require_same_replicas();
-    }
-    const Array expected = as_array(std::as_const(tree.model.parameters()).values());
-    const Array learnt = as_array(std::as_const(nccl.model.parameters()).values());
-    for (std::size_t i = 0; i < expected.values.size(); ++i)
-      CHECK(std::abs(learnt.values[i] - expected.values[i]) < 1e-6);
-  }
-  const std::vector<Device> logical = {{DeviceKind::cuda, 0, 0}, {DeviceKind::cuda, 0, 1}};
-  ReplicaTraining training(logical, dp::Refresh::persistent, Rule::sgd, DeviceSum::nccl);
-  CHECK_THROWS_WITH(
-      training.step(),
-      ContainsSubstring("NCCL takes cuda:0.1 only with a GPU of its own; logical devices add up by tree"));
 }

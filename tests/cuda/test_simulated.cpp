@@ -151,7 +151,7 @@ TEST_CASE("simulated: a GPU that has no room for another peer copies through hos
   CHECK(as_array(x).values == std::vector<double>{1, 2, 3});
   const Tensor parts[] = {x.to(kTwo), x};
   Backend& cuda = backend(DeviceKind::cuda);
-  cuda.all_reduce_devices(parts, parts, DeviceSum::tree);
+  cuda.all_reduce_devices(parts, parts);
   for (const Tensor& sum : parts) CHECK(as_array(sum).values == std::vector<double>{2, 4, 6});
   CHECK_THROWS_WITH(cuda.recorder(kTwo)->begin(0, 1, std::span(&three, 1)),
                     ContainsSubstring("of which not all can access each other's memory"));

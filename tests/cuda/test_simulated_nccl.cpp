@@ -237,22 +237,6 @@ TEST_CASE("simulated: an abort that can start no thread still reports the cause,
     CHECK_THAT(failure, ContainsSubstring("failed on rank ") && ContainsSubstring("NCCL: internal error"));
 }
 
-TEST_CASE("simulated: NCCL failing among the GPUs of one process is an error that names the call") {
-  const std::vector<Device> gpus = first_devices(DeviceKind::cuda, 2);
-  std::vector<Tensor> parts;
-  for (const Device gpu : gpus) parts.push_back(zeros({4}, DType::f32, gpu));
-  Backend& cuda = backend(DeviceKind::cuda);
-  duet_sim::reset(1, "ncclCommInitAll:1");
-  CHECK_THROWS_WITH(cuda.all_reduce_devices(parts, parts, DeviceSum::nccl),
-                    ContainsSubstring("cuda: ncclCommInitAll: NCCL: unhandled system error"));
-  duet_sim::reset(1);
-  CHECK_NOTHROW(cuda.all_reduce_devices(parts, parts, DeviceSum::nccl));
-  for (std::size_t i = 0; i < parts.size(); ++i) parts[i] = zeros({4}, DType::f16, gpus[i]);
-  CHECK_THROWS_WITH(cuda.all_reduce_devices(parts, parts, DeviceSum::nccl),
-                    ContainsSubstring("all_reduce_devices: got f16 for f16, expected f32"));
-  CHECK_THROWS_WITH(cuda.all_reduce_devices(parts, parts, DeviceSum::tree), "tensor holds f16, asked for f32");
-}
-
 TEST_CASE("simulated: ranks that share a GPU are refused with what to do") {
   constexpr const char* kVersion = "DUET_SIM_NCCL_VERSION";
   constexpr const char* kShare = "NCCL_MULTI_RANK_GPU_ENABLE";

@@ -6,6 +6,7 @@
 #include <atomic>
 #include <cstddef>
 #include <functional>
+#include <latch>
 #include <thread>
 #include <vector>
 
@@ -33,20 +34,28 @@ struct Rank {
   }
 };
 
-/// Runs `body` on `size` ranks, each a thread with its device; returns how many returned true.
+/// Runs `body` on `size` ranks, each a thread with its device. Returns how many returned true, or -1 if NCCL refused a
+/// rank.
 inline int ranks(
     int size, const std::function<bool(Rank&)>& body,
     const std::function<int(int)>& device = [](int rank) { return rank; }) {
-  std::vector<int> devices(static_cast<std::size_t>(size));
-  for (std::size_t i = 0; i < devices.size(); ++i) devices[i] = device(static_cast<int>(i));
-  std::vector<ncclComm_t> comms(devices.size());
-  if (ncclCommInitAll(comms.data(), size, devices.data()) != ncclSuccess) return -1;
+  ncclUniqueId id;
+  ncclGetUniqueId(&id);
   std::atomic<int> right = 0;
+  std::atomic<bool> refused = false;
+  std::latch started(size);  // so that no rank's patience ends before another one's thread runs
   std::vector<std::thread> threads;
   for (int i = 0; i < size; ++i)
     threads.emplace_back([&, i] {
-      Rank rank{i, size, comms[static_cast<std::size_t>(i)]};
+      Rank rank{i, size};
       cudaSetDevice(device(i));
+      ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+      config.blocking = 1;
+      started.arrive_and_wait();
+      if (ncclCommInitRankConfig(&rank.comm, size, id, i, &config) != ncclSuccess) {
+        refused = true;
+        return;
+      }
       cudaStreamCreateWithPriority(&rank.stream, cudaStreamNonBlocking, 0);
       const auto bytes = static_cast<std::size_t>(size) * 16;
       cudaMalloc(reinterpret_cast<void**>(&rank.in), bytes);
@@ -57,7 +66,7 @@ inline int ranks(
       cudaStreamDestroy(rank.stream);
     });
   for (std::thread& thread : threads) thread.join();
-  return right;
+  return refused ? -1 : right.load();
 }
 
 /// An all_reduce as a graph.

@@ -143,7 +143,7 @@ class CpuBackend final : public Backend {
                  const AdamRule& rule, int share, int shares) override;
   void sum_devices(std::span<const Tensor> parts, const Tensor& destination, bool accumulate, int share,
                    int shares) override;
-  void all_reduce_devices(std::span<const Tensor> parts, std::span<const Tensor> destinations, DeviceSum sum) override;
+  void all_reduce_devices(std::span<const Tensor> parts, std::span<const Tensor> destinations) override;
   double sum_of_squares(const Tensor& x) override;
   void gather_images(const Tensor& rows, const Tensor& labels, const Tensor& indices, float mean, float deviation,
                      const Tensor& y, const Tensor& picked) override;

@@ -93,9 +93,7 @@ void CpuBackend::sum_devices(std::span<const Tensor> parts, const Tensor& destin
                      end - begin);
 }
 
-void CpuBackend::all_reduce_devices(std::span<const Tensor> parts, std::span<const Tensor> destinations,
-                                    DeviceSum sum) {
-  require<DeviceError>(sum == DeviceSum::tree, "all_reduce_devices: NCCL is for GPUs, not for CPU devices");
+void CpuBackend::all_reduce_devices(std::span<const Tensor> parts, std::span<const Tensor> destinations) {
   sum_devices(parts, destinations[0], false, 0, 1);
   for (const Tensor& destination : destinations.subspan(1)) copy(destinations[0], destination);
 }

@@ -1,5 +1,8 @@
 #include "lib/backend/cuda/cuda_backend.h"
 
+#include <dlfcn.h>
+#include <nccl.h>
+
 #include <algorithm>
 #include <array>
 #include <string>
@@ -7,7 +10,6 @@
 
 #include "lib/backend/cuda/cuda_recorder.h"
 #include "lib/backend/cuda/memory.h"
-#include "lib/backend/cuda/nccl_clique.h"
 #include "lib/base/environment.h"
 
 namespace duet::cuda {
@@ -19,6 +21,18 @@ std::string version_text(int version) { return concat(version / 1000, ".", versi
 int driver_version() {
   int version = 0;
   return cudaDriverGetVersion(&version) == cudaSuccess ? version : 0;
+}
+
+/// ", NCCL 2.28.9", or empty if NCCL isn't installed. Only NCCL itself reports its version, so all of it is loaded;
+/// duet info and the reports ask for it, training doesn't.
+std::string nccl_version() {
+  const char* const name = "ncclGetVersion";
+  void* found = ::dlsym(RTLD_DEFAULT, name);  // DDP's module may have loaded it
+  void* const library = found == nullptr ? ::dlopen("libnccl.so.2", RTLD_LAZY | RTLD_LOCAL) : nullptr;
+  if (library != nullptr) found = ::dlsym(library, name);
+  int version = 0;
+  if (found == nullptr || reinterpret_cast<decltype(&ncclGetVersion)>(found)(&version) != ncclSuccess) return "";
+  return concat(", NCCL ", version / 10000, ".", version / 100 % 100, ".", version % 100);
 }
 
 /// The number of GPUs; throws the reason when there is none. Touches no GPU.

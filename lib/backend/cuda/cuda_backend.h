@@ -6,7 +6,6 @@
 #include <cstdint>
 #include <initializer_list>
 #include <limits>
-#include <memory>
 #include <mutex>
 #include <optional>
 #include <span>
@@ -17,8 +16,6 @@
 #include "lib/backend/cuda/cuda_device.h"
 
 namespace duet::cuda {
-
-class NcclClique;
 
 /// An argument of an operator, with its name in the contract.
 struct Operand {
@@ -144,7 +141,7 @@ class CudaBackend final : public Backend {
                  const AdamRule& rule, int share, int shares) override;
   void sum_devices(std::span<const Tensor> parts, const Tensor& destination, bool accumulate, int share,
                    int shares) override;
-  void all_reduce_devices(std::span<const Tensor> parts, std::span<const Tensor> destinations, DeviceSum sum) override;
+  void all_reduce_devices(std::span<const Tensor> parts, std::span<const Tensor> destinations) override;
   double sum_of_squares(const Tensor& x) override;
   void gather_images(const Tensor& rows, const Tensor& labels, const Tensor& indices, float mean, float deviation,
                      const Tensor& y, const Tensor& picked) override;
@@ -170,8 +167,6 @@ class CudaBackend final : public Backend {
  private:
   static constexpr std::size_t kMaxGpus = 64, kMaxLogical = 64;
   using Slot = std::atomic<CudaDevice*>;
-  /// The clique of these devices, in this order.
-  NcclClique& clique(std::span<CudaDevice* const> devices);
   /// Enables access of the two GPUs to each other's memory, where the machine allows it; tried once per pair. Returns
   /// whether both have it.
   bool enable_peer_access(const CudaDevice& a, const CudaDevice& b);
@@ -181,8 +176,6 @@ class CudaBackend final : public Backend {
   std::atomic<bool> deterministic_{false};
   std::mutex devices_mutex_;
   std::array<std::array<Slot, kMaxLogical + 1>, kMaxGpus> devices_{};  // [gpu][logical + 1]
-  std::mutex cliques_mutex_;
-  std::vector<std::unique_ptr<NcclClique>> cliques_;
   std::mutex peers_mutex_;
   std::array<std::array<std::optional<bool>, kMaxGpus>, kMaxGpus> peers_{};  // once tried: whether both have access
 };

@@ -1,10 +1,7 @@
 // Elementwise operators and dropout; optimizer updates, sums over devices, and batches from a data set that lies on
 // the device.
-#include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <memory>
-#include <mutex>
 #include <numeric>
 #include <span>
 
@@ -12,7 +9,6 @@
 #include "lib/backend/cuda/cuda_backend.h"
 #include "lib/backend/cuda/cuda_recorder.h"
 #include "lib/backend/cuda/memory.h"
-#include "lib/backend/cuda/nccl_clique.h"
 
 namespace duet::cuda {
 
@@ -137,8 +133,7 @@ void CudaBackend::sum_devices(std::span<const Tensor> parts, const Tensor& desti
 
 // Where devices cannot access each other's memory, device d copies the d-th piece of all parts, adds them up, and the
 // others copy the result. Either way every device sends and receives equally much, all at the same time.
-void CudaBackend::all_reduce_devices(std::span<const Tensor> parts, std::span<const Tensor> destinations,
-                                     DeviceSum sum) {
+void CudaBackend::all_reduce_devices(std::span<const Tensor> parts, std::span<const Tensor> destinations) {
   const std::size_t count = parts.size();
   require_few("all_reduce_devices", count);
   PooledVector<CudaDevice*> devices;
@@ -146,7 +141,6 @@ void CudaBackend::all_reduce_devices(std::span<const Tensor> parts, std::span<co
     same_device("all_reduce_devices", {{"part", parts[d]}, {"destination", destinations[d]}});
     devices.push_back(&on(parts[d]));
   }
-  if (sum == DeviceSum::nccl) return clique(devices).all_reduce(parts, destinations);
   if (can_access_all(devices)) return all_reduce_over_peers(parts, destinations, devices);
   const auto piece = [&](const Tensor& whole, std::size_t d) {
     const std::int64_t n = whole.count(), at = static_cast<std::int64_t>(d), of = static_cast<std::int64_t>(count);
@@ -173,13 +167,6 @@ void CudaBackend::all_reduce_devices(std::span<const Tensor> parts, std::span<co
     for (std::size_t i = 0; i < count; ++i)
       if (i != d) bring(piece(destinations[i], i), i, piece(destinations[d], i), d);
   synchronize_streams(devices);
-}
-
-NcclClique& CudaBackend::clique(std::span<CudaDevice* const> devices) {
-  const std::lock_guard lock(cliques_mutex_);
-  for (const auto& made : cliques_)
-    if (std::equal(devices.begin(), devices.end(), made->devices().begin(), made->devices().end())) return *made;
-  return *cliques_.emplace_back(std::make_unique<NcclClique>(devices));
 }
 
 double CudaBackend::sum_of_squares(const Tensor& x) {

@@ -5,7 +5,6 @@
 #include <net/if.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstdlib>
@@ -165,17 +164,6 @@ ncclResult_t ncclCommInitRankConfig(ncclComm_t* comm, int nranks, ncclUniqueId g
   return setting("NCCL_COMM_BLOCKING", 1) == 0 ? ncclInProgress : ncclSuccess;
 }
 
-ncclResult_t ncclCommInitAll(ncclComm_t* comms, int count, const int* devices) {
-  if (enter("ncclCommInitAll") != cudaSuccess) return ncclSystemError;
-  static std::atomic<long> number = 0;
-  const long id = --number;
-  std::lock_guard lock(state().mutex);
-  for (int rank = 0; rank < count; ++rank)
-    if (const ncclResult_t result = join(&comms[rank], id, count, rank, devices == nullptr ? rank : devices[rank]))
-      return result;
-  return ncclSuccess;
-}
-
 ncclResult_t ncclCommFinalize(ncclComm_t comm) { return end("ncclCommFinalize", comm, true, false); }
 ncclResult_t ncclCommDestroy(ncclComm_t comm) { return end("ncclCommDestroy", comm, false, false); }
 ncclResult_t ncclCommAbort(ncclComm_t comm) { return end("ncclCommAbort", comm, false, true); }
@@ -210,17 +198,13 @@ ncclResult_t ncclGroupStart() {
 ncclResult_t ncclGroupEnd() {
   if (group_depth == 0) return refuse(ncclInvalidUsage, "ncclGroupEnd without ncclGroupStart");
   if (--group_depth != 0) return ncclSuccess;
-  auto calls = std::exchange(deferred, {});
+  const auto calls = std::exchange(deferred, {});
+  if (calls.empty()) return ncclSuccess;
+  for (const Request& call : calls)
+    if (call.comm != calls[0].comm || call.stream != calls[0].stream)
+      return refuse(ncclInvalidUsage, "a group of calls for several ranks or streams is not simulated");
   Lock lock(state().mutex);
-  while (!calls.empty()) {  // one rank and stream after the other
-    const auto [comm, stream] = std::pair{calls[0].comm, calls[0].stream};
-    const auto others = std::stable_partition(calls.begin(), calls.end(), [comm = comm, stream = stream](auto& call) {
-      return call.comm == comm && call.stream == stream;
-    });
-    if (const ncclResult_t result = queue(lock, {calls.begin(), others})) return result;
-    calls.erase(calls.begin(), others);
-  }
-  return ncclSuccess;
+  return queue(lock, calls);
 }
 
 ncclResult_t ncclAllReduce(const void* send, void* receive, size_t count, ncclDataType_t type, ncclRedOp_t op,
