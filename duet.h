@@ -2,7 +2,6 @@
 #pragma once
 
 // Tensors, devices, random numbers, files, the trace.
-#include "lib/base/progress_meter.h"
 #include "lib/base/sha256.h"
 #include "lib/base/trace.h"
 #include "lib/device.h"

@@ -22,7 +22,6 @@
 #include <duet/ddp/launch/launch.h>
 #include <duet/lib/autograd/grad_mode.h>
 #include <duet/lib/backend/backend.h>
-#include <duet/lib/base/progress_meter.h>
 #include <duet/lib/base/sha256.h>
 #include <duet/lib/data/loader.h>
 #include <duet/lib/elastic.h>
@@ -36,40 +35,19 @@
 #include <duet/samplers/random.h>
 #include <duet/samplers/sequential.h>
 
+#include "imagenet_meters.h"
 #include "imagenet_options.h"
 #include "imagenet_parts.h"
 
 using namespace duet;
 using examples::Data;
 using examples::ImageNetOptions;
+using examples::Meter;
+using examples::Meters;
 using examples::Network;
 using examples::Place;
 
 namespace {
-
-/// What training and validation count of each batch.
-struct Meters {
-  AverageMeter loss{"Loss", {.precision = 4, .scientific = true}};
-  AverageMeter top1{"Acc@1", {.width = 6, .precision = 2}}, top5{"Acc@5", {.width = 6, .precision = 2}};
-
-  /// Nothing for a rank that has no rows of the batch.
-  void add(const Variable& output, const Variable& of_loss, const Tensor& labels) {
-    const std::int64_t rows = output.value().size(0), classes = output.value().size(1);
-    if (rows == 0) return;
-    loss.add(static_cast<double>(of_loss.item()) * static_cast<double>(rows), rows);
-    top1.add(100.0 * static_cast<double>(ops::count_in_top(output, labels, 1)), rows);
-    top5.add(100.0 * static_cast<double>(ops::count_in_top(output, labels, std::min<std::int64_t>(5, classes))), rows);
-  }
-  void all_reduce(ddp::ProcessGroup& group) {
-    for (AverageMeter* meter : {&loss, &top1, &top5}) {
-      double sum = meter->sum();
-      std::int64_t count = meter->count();
-      group.all_reduce(std::span(&sum, 1)).wait();
-      group.all_reduce(std::span(&count, 1)).wait();
-      meter->set(sum, count);
-    }
-  }
-};
 
 class Training {
  public:
@@ -203,10 +181,8 @@ void Training::lock_folder(std::int64_t epochs) {
 }
 
 void Training::train(std::int64_t epoch) {
-  AverageMeter step_time("Time", {.width = 6, .precision = 3}), data_time("Data", {.width = 6, .precision = 3});
+  Meter step_time("Time", 6, 3), data_time("Data", 6, 3);
   Meters meters;
-  const ProgressMeter progress(concat("Epoch: [", epoch, "]"), train_loader_->steps(),
-                               {&step_time, &data_time, &meters.loss, &meters.top1, &meters.top5});
   nn::Module& net = network_.net();
   network_.model->train();
   Clock::time_point begin = Clock::now();
@@ -224,17 +200,18 @@ void Training::train(std::int64_t epoch) {
 
     step_time.add(microseconds_since(begin) / 1e6);
     begin = Clock::now();
-    if (step % options_.print_freq == 0) say(progress.line(step + 1));
+    if (step % options_.print_freq != 0) continue;
+    say(examples::progress_line(concat("Epoch: [", epoch, "]"), step + 1, train_loader_->steps(),
+                                {&step_time, &data_time, &meters.loss, &meters.top1, &meters.top5}));
   }
 }
 
 /// Every image once; the same numbers on all ranks.
 double Training::validate() {
-  AverageMeter step_time("Time", {.width = 6, .precision = 3});
+  Meter step_time("Time", 6, 3);
   Meters meters;
   const auto loader = examples::make_loader(
       *data_.val, std::make_unique<samplers::SequentialSampler>(data_.val->size()), options_, place_);
-  const ProgressMeter progress("Test: ", loader->steps(), {&step_time, &meters.loss, &meters.top1, &meters.top5});
   const NoGrad no_grad;
   nn::FlatParameters& store = network_.model->parameters();
   const int buffers = static_cast<int>(store.buffers().size());
@@ -250,7 +227,9 @@ double Training::validate() {
     meters.add(output, ops::cross_entropy(output, target), target);
     step_time.add(microseconds_since(begin) / 1e6);
     begin = Clock::now();
-    if (step++ % options_.print_freq == 0) say(progress.line(step));
+    if (step++ % options_.print_freq != 0) continue;
+    say(examples::progress_line("Test: ", step, loader->steps(),
+                                {&step_time, &meters.loss, &meters.top1, &meters.top5}));
   }
   if (place_.group != nullptr) meters.all_reduce(*place_.group);
   say(" * " + meters.top1.summary() + " " + meters.top5.summary());

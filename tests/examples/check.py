@@ -338,9 +338,10 @@ def check_imagenet(programs, _, name):
             return run(programs, name, images, *SMALL_RESNET, "--checkpoint", f"{folder}/{checkpoint}", *arguments)
 
         alone = train("alone", "--epochs", "2", "--gpu", "0")
-        line = (r"^Epoch: \[1\]\[3/4\]\tTime +[\d.]+ \( *[\d.]+\)\tData +[\d.]+ \( *[\d.]+\)\tLoss [\d.]+e[+-]\d\d \([\d.]+e[+-]\d\d\)"
-                r"\tAcc@1 +[\d.]+ \( *[\d.]+\)\tAcc@5 100.00 \(100.00\)$")
-        if alone.count("\n * Acc@1 ") != 2 or not re.search(line, alone, re.M):
+        seconds, loss, percent = r"[ \d]\d\.\d{3}", r"\d\.\d{4}e[+-]\d\d", r"[ \d]{2}\d\.\d\d"  # main.py's formats
+        line = (rf"^Epoch: \[1\]\[3/4\]\tTime {seconds} \({seconds}\)\tData {seconds} \({seconds}\)\tLoss {loss} \({loss}\)"
+                rf"\tAcc@1 {percent} \({percent}\)\tAcc@5 100.00 \(100.00\)$")
+        if len(re.findall(r"^ \* Acc@1 \d+\.\d{3} Acc@5 100\.000$", alone, re.M)) != 2 or not re.search(line, alone, re.M):
             return alone
         alone = last_lines(alone)
         first, second, _ = alone.splitlines()
