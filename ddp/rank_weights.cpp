@@ -14,21 +14,17 @@ namespace duet::ddp {
 
 namespace {
 
-/// What ranks exchange, as whole numbers.
+/// What a rank tells the others of the batches whose gradients it has accumulated, in numbers of 8 bytes.
 struct RowsOfRank {
   std::int64_t trains, normalisers;
-  std::int64_t batches;           // how many
-  std::int64_t rows;              // in the first batch
-  std::int64_t alike;             // all batches have as many
-  std::int64_t digest;            // hash of the sizes of all batches, in order
-  std::int64_t whole;             // every batch has all rows of its stamp
-  std::int64_t all_rows;          // in all batches
-  std::int64_t all_global;        // by their stamps
-  std::int64_t global_digest;     // hash of what ranks have in common in their stamps, in order
-  std::int64_t first, last_rows;  // the last batch's first row, and its number of rows
-  std::int64_t own_part;          // hash of this rank's part of a shared order, which no other rank has; 0: unknown
-  std::int64_t mark_whole, mark_cover, divided_rows, divided_global;  // see Divided
-  std::int64_t blocks;                                                // of the last batch, where ranks own them; else 0
+  std::int64_t blocks;         // of the last batch if ranks own its blocks, else 0
+  std::int64_t size;           // rows of each batch; -1 if they differ
+  std::uint64_t sizes;         // hash of the batches' numbers of rows, in order; 0: backward reached no batch
+  std::uint64_t part;          // hash of this rank's part of a shared order, which no other rank has; 0: unknown
+  std::uint64_t whole, cover;  // see BatchMark; of all batches, or of those that a sampler divided if losses were, too
+  std::int64_t rows, global;   // this rank's and all ranks' rows of these batches
+
+  bool has_all_rows() const { return cover == whole; }
 };
 
 /// Hashes what the stamps of all ranks' parts of a batch have in common.
@@ -52,23 +48,11 @@ std::vector<int> ranks_by(const std::vector<RowsOfRank>& all, unsigned normalise
   return ranks_where(all, [&](const RowsOfRank& rank) { return (rank.normalisers & normalisers) != 0; });
 }
 
-/// Whether the ranks' batches are parts of the same stamped batches, which together have all of their rows. Of the last
-/// batch the rows are compared one by one, so that equal parts are not taken for complementary ones.
+/// Whether the ranks' batches are parts of the same stamped batches, which together have each of their rows once.
 bool parts_of_one(const std::vector<RowsOfRank>& all, const std::vector<int>& training) {
-  const auto of = [&](int rank) -> const RowsOfRank& { return all[static_cast<std::size_t>(rank)]; };
-  const RowsOfRank& first = of(training[0]);
-  std::int64_t rows = 0;
-  std::vector<std::pair<std::int64_t, std::int64_t>> ranges;
-  for (const int rank : training) {
-    if (of(rank).global_digest != first.global_digest || of(rank).batches != first.batches) return false;
-    rows += of(rank).all_rows;
-    if (of(rank).last_rows > 0) ranges.emplace_back(of(rank).first, of(rank).last_rows);
-  }
-  std::sort(ranges.begin(), ranges.end());
-  std::int64_t end = 0;
-  for (const auto& [begin, count] : ranges)
-    if (std::exchange(end, begin + count) != begin) return false;
-  return rows == first.all_global;
+  std::uint64_t cover = 0;
+  for (const int rank : training) cover += all[static_cast<std::size_t>(rank)].cover;
+  return ranks_where(all, [&](const RowsOfRank& rank) { return rank.whole != cover; }).empty();
 }
 
 /// Whether two parts of the same stamped batch follow one another.
@@ -104,43 +88,44 @@ RankWeights::Weight of_global_rows(const std::vector<RowsOfRank>& all, const std
   std::uint64_t cover = 0;
   for (const int rank : training) {
     const RowsOfRank& other = all[static_cast<std::size_t>(rank)];
-    rows += other.divided_rows;
-    cover += static_cast<std::uint64_t>(other.mark_cover);
-    if (other.mark_whole == 0) continue;
+    rows += other.rows;
+    cover += other.cover;
+    if (other.whole == 0) continue;
     if (known == nullptr) known = &other;
-    require<UsageError>(other.mark_whole == known->mark_whole, "the ranks disagree: rank ", rank, " trains on ",
-                        other.divided_global, " rows of another batch than other ranks do");
+    require<UsageError>(other.whole == known->whole, "the ranks disagree: rank ", rank, " trains on ", other.global,
+                        " rows of another batch than other ranks do");
   }
   if (known == nullptr || rows == 0) return {};
-  const std::int64_t expected = known->divided_global;
-  require<UsageError>(
-      training.size() < all.size() ? rows <= expected : cover == static_cast<std::uint64_t>(known->mark_whole),
-      "the ranks disagree: they have ", rows, " rows of batches of ", expected, ", but not each of them once");
+  const std::int64_t expected = known->global;
+  require<UsageError>(training.size() < all.size() ? rows <= expected : cover == known->whole,
+                      "the ranks disagree: they have ", rows, " rows of batches of ", expected,
+                      ", but not each of them once");
   return {trains ? static_cast<double>(expected) / static_cast<double>(rows) : 1.0, true, true};
 }
 
 /// Each rank's part of an order is its own.
 void require_own_parts(const std::vector<RowsOfRank>& all) {
   for (std::size_t rank = 0; rank < all.size(); ++rank) {
-    const std::vector<int> same = ranks_where(
-        all, [&](const RowsOfRank& other) { return other.own_part != 0 && other.own_part == all[rank].own_part; });
+    const std::vector<int> same =
+        ranks_where(all, [&](const RowsOfRank& other) { return other.part != 0 && other.part == all[rank].part; });
     require<UsageError>(same.size() < 2, rank_names(same),
                         " read the same part of the data: give each rank's sampler its own rank");
   }
 }
 
-/// What batches have in common that a sampler divided among ranks.
+/// What stamped batches have in common of which ranks have parts.
 struct Divided {
   BatchMark mark;
   std::int64_t rows = 0, global = 0;  // this rank's, and all ranks'
 };
 
-Divided divided(const std::vector<RankWeights::Batch>& batches) {
+/// `by_sampler`: only of batches that a sampler divided among ranks.
+Divided divided(const PooledVector<RankWeights::Batch>& joined, bool by_sampler) {
   Divided sum;
   bool known = true;
-  for (const RankWeights::Batch& batch : joined_parts(batches)) {
+  for (const RankWeights::Batch& batch : joined) {
     const Rows& stamp = batch.stamp;
-    if (stamp.shards == 1) continue;
+    if (by_sampler && stamp.shards == 1) continue;
     const std::uint64_t hash = hash_of(stamp);
     const auto at = [&](std::int64_t row) { return mixed(hash, static_cast<std::uint64_t>(row)); };
     const std::int64_t end = stamp.first + batch.rows;
@@ -156,45 +141,29 @@ Divided divided(const std::vector<RankWeights::Batch>& batches) {
                 .blocks = stamp.blocks};
     known = known && batch.rows > 0;  // else it is not known how many parts of it are one
   }
-  if (!known) sum.mark.whole = 0;
+  if (by_sampler && !known) sum.mark.whole = 0;
   return sum;
 }
 
 RowsOfRank summary_of(const std::vector<RankWeights::Batch>& all, const RankWeights::Step& step) {
-  const Divided shards = divided(all);
-  const auto batches = (step.normalisers & kPartOfBatch) != 0
-                           ? joined_parts(all)
-                           : PooledVector<RankWeights::Batch>(all.begin(), all.end());
+  const bool global = (step.normalisers & kGlobalRows) != 0, parts = (step.normalisers & kPartOfBatch) != 0;
+  const auto batches = global || parts ? joined_parts(all) : PooledVector<RankWeights::Batch>(all.begin(), all.end());
+  const Divided sum = divided(batches, global);
   RowsOfRank own{.trains = step.trains,
                  .normalisers = step.normalisers,
-                 .batches = static_cast<std::int64_t>(batches.size()),
-                 .rows = batches.empty() ? 0 : batches[0].rows,
-                 .alike = 1,
-                 .digest = 0,
-                 .whole = 1,
-                 .all_rows = 0,
-                 .all_global = 0,
-                 .global_digest = 0,
-                 .first = batches.empty() ? 0 : batches.back().stamp.first,
-                 .last_rows = batches.empty() ? 0 : batches.back().rows,
-                 .own_part = 0,
-                 .mark_whole = static_cast<std::int64_t>(shards.mark.whole),
-                 .mark_cover = static_cast<std::int64_t>(shards.mark.cover),
-                 .divided_rows = shards.rows,
-                 .divided_global = shards.global,
-                 .blocks = all.empty() || !all.back().stamp.owned ? 0 : all.back().stamp.blocks};
-  std::uint64_t digest = 0, global_digest = 0;
+                 .blocks = all.empty() || !all.back().stamp.owned ? 0 : all.back().stamp.blocks,
+                 .size = batches.empty() ? 0 : batches[0].rows,
+                 .sizes = 0,
+                 .part = 0,
+                 .whole = sum.mark.whole,
+                 .cover = sum.mark.cover,
+                 .rows = sum.rows,
+                 .global = sum.global};
   for (const RankWeights::Batch& batch : batches) {
-    own.alike &= batch.rows == own.rows;
-    digest = mixed(digest, static_cast<std::uint64_t>(batch.rows));
-    own.whole &= batch.rows == batch.stamp.global;
-    own.all_rows += batch.rows;
-    own.all_global += batch.stamp.global;
-    global_digest = mixed(global_digest, hash_of(batch.stamp));
-    if (batch.stamp.shards == 1 && batch.rows > 0) own.own_part = static_cast<std::int64_t>(batch.stamp.order);
+    if (batch.rows != own.size) own.size = -1;
+    own.sizes = mixed(own.sizes, static_cast<std::uint64_t>(batch.rows));
+    if (batch.stamp.shards == 1 && batch.rows > 0) own.part = batch.stamp.order;
   }
-  own.digest = static_cast<std::int64_t>(digest);
-  own.global_digest = static_cast<std::int64_t>(global_digest);
   return own;
 }
 
@@ -210,11 +179,11 @@ RankWeights::Weight weight_of(const RowsOfRank& own, const std::vector<RowsOfRan
   require_all_global(global.empty() || global.size() == training.size(), global);
   if (!global.empty()) return of_global_rows(all, training, step.trains);
   require_own_parts(all);
-  const std::vector<int> without = ranks_where(all, [](const RowsOfRank& rank) { return rank.batches == 0; });
+  const std::vector<int> without = ranks_where(all, [](const RowsOfRank& rank) { return rank.sizes == 0; });
   require<UsageError>(without.empty(), "backward reached no output of DistributedDataParallel, on ",
                       rank_names(without), ": call the wrapper, not the module in it");
   const std::vector<int> by_part = ranks_by(all, kPartOfBatch);
-  if (!by_part.empty() && !ranks_where(all, [](const RowsOfRank& rank) { return rank.whole == 0; }).empty()) {
+  if (!by_part.empty() && !ranks_where(all, [](const RowsOfRank& rank) { return !rank.has_all_rows(); }).empty()) {
     require_all_global(ranks_by(all, kOwnRows).empty(), by_part);
     require<UsageError>(parts_of_one(all, training),
                         "the ranks' losses were divided by the rows of stamped batches of which they have parts, that "
@@ -224,16 +193,16 @@ RankWeights::Weight weight_of(const RowsOfRank& own, const std::vector<RowsOfRan
   }
 
   const RowsOfRank& first = all[static_cast<std::size_t>(training[0])];
-  if (ranks_where(all, [&](const RowsOfRank& rank) { return rank.digest != first.digest; }).empty())
+  if (ranks_where(all, [&](const RowsOfRank& rank) { return rank.sizes != first.sizes; }).empty())
     return {step.trains ? 1.0 / static_cast<double>(training.size()) : 1.0, false, true};
-  const std::vector<int> varying = ranks_where(all, [](const RowsOfRank& rank) { return rank.alike == 0; });
+  const std::vector<int> varying = ranks_where(all, [](const RowsOfRank& rank) { return rank.size < 0; });
   require<UsageError>(varying.empty(), "gradients of batches of several sizes have accumulated on ",
                       rank_names(varying),
                       ", and the sizes differ between ranks: no weight per rank gives the mean over all rows; "
                       "accumulate batches of one size, or batches that the loader has stamped");
   std::int64_t total = 0;
-  for (const int rank : training) total += all[static_cast<std::size_t>(rank)].rows;
-  return {total == 0 || !step.trains ? 1.0 : static_cast<double>(own.rows) / static_cast<double>(total), false, false};
+  for (const int rank : training) total += all[static_cast<std::size_t>(rank)].size;
+  return {total == 0 || !step.trains ? 1.0 : static_cast<double>(own.size) / static_cast<double>(total), false, false};
 }
 
 struct OutputNode final : Node {
@@ -269,9 +238,9 @@ void RankWeights::reached(const Batch& batch) {
     batches_.push_back(batch);
 }
 
-BatchMark RankWeights::mark() const { return divided(batches_).mark; }
+BatchMark RankWeights::mark() const { return divided(joined_parts(batches_), true).mark; }
 
-bool RankWeights::whole_batches() const { return summary_of(batches_, {.normalisers = kPartOfBatch}).whole != 0; }
+bool RankWeights::whole_batches() const { return summary_of(batches_, {.normalisers = kPartOfBatch}).has_all_rows(); }
 
 RankWeights::Weight RankWeights::exchange(ProcessGroup& group, const Step& step) const {
   std::vector<RowsOfRank> all(static_cast<std::size_t>(group.size()));

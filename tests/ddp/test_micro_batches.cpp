@@ -123,7 +123,17 @@ TEST_CASE("parts that are neither a rank's whole batch nor together one batch ar
     const Batch part = own_batch({8, 8}, rank, device).rows(0, 4);
     ops::nll_loss(net(part.images), part.labels).backward();
   };
-  CHECK_THAT(failure_of(2, half), ContainsSubstring("neither each rank's own batch, whole, nor together one batch"));
+  const auto same_first = [](DistributedDataParallel& net, int rank, Device device) {
+    for (const int step : {0, 1}) {
+      DistributedDataParallel::NoSync guard;
+      if (step == 0) guard = net.no_sync();
+      const Batch part = rows_of({4, 4}, step == 0 ? 0 : rank, step, true).to(device);
+      ops::nll_loss(net(part.images), part.labels).backward();
+    }
+  };
+  const auto refused = ContainsSubstring("neither each rank's own batch, whole, nor together one batch");
+  CHECK_THAT(failure_of(2, half), refused);
+  CHECK_THAT(failure_of(2, same_first), refused);
 }
 
 TEST_CASE("a synchronised batch norm cannot weight micro-batches of ranks with different numbers of rows") {
