@@ -291,9 +291,10 @@ class ModuleHooks final : public GradientSynchroniser, private Recoverable {
     set_sums_aside();
   }
 
-  /// Sums over the ranks that the last zero_grad() has left, because it was one of another part of the model, would
-  /// count once for each rank in the next sum: backward begins without them, and they are added at its end, as on one
-  /// device. What runs under no_sync() add to them is kept apart until the next sum.
+  /// Sums over the ranks that are in the gradients already would count once for each rank in the next sum: those of an
+  /// earlier backward of this step, as a GAN's discriminator has two, and those that zero_grad() of another part has
+  /// left. So backward begins without them, and they are added at its end, as on one device. Gradients that runs under
+  /// no_sync() add to them are kept apart until the next sum.
   void set_sums_aside() {
     for (int slot = range_.first_slot; slot < end_slot(); ++slot) {
       if (store_.is_summed(slot)) {
