@@ -15,12 +15,12 @@ namespace {
 duet_test::Fault planned = duet_test::Fault::none;
 int planned_at = 0;
 int planned_error = 0;
-std::atomic<int> calls{0};
+std::atomic<int> planned_calls{0};
 bool active = false;
 
 /// True when this call is the one that fails; errno is set.
 bool fails() {
-  if (!active || ++calls != planned_at) return false;
+  if (!active || ++planned_calls != planned_at) return false;
   if (planned == duet_test::Fault::crash) ::_exit(duet_test::kCrashStatus);
   if (planned != duet_test::Fault::error) return false;
   errno = planned_error;
@@ -79,13 +79,13 @@ void plan_fault(Fault fault, int at, int error_number) {
   planned = fault;
   planned_at = at;
   planned_error = error_number;
-  calls = 0;
+  planned_calls = 0;
   active = true;
 }
 
 int end_faults() {
   active = false;
-  return calls;
+  return planned_calls;
 }
 
 }  // namespace duet_test

@@ -7,9 +7,10 @@
 #include "tests/support/catch2.h"
 
 using duet_test::ContainsSubstring;
-using Names = std::vector<std::string>;
 
 namespace {
+
+using Names = std::vector<std::string>;
 
 duet::NamedTensor one(const std::string& name, float value) { return {name, duet::from_values<float>({1}, {value})}; }
 

@@ -13,6 +13,8 @@ using namespace duet::cli;
 
 namespace {
 
+using Arguments = std::vector<std::string>;
+
 std::vector<std::string> small(std::vector<std::string> arguments, const std::string& model = "linear") {
   arguments.insert(arguments.end(), {"--data", "synthetic", "--train-images", "333", "--test-images", "20", "--batch",
                                      "64", "--model", model});
@@ -25,7 +27,6 @@ bool holds(const std::string& text, const std::string& part) { return text.find(
 
 TEST_CASE("every mode shows its progress in a terminal, and whole lines for its epochs") {
   if (!duet_test::has_terminals()) DUET_SKIP("no pseudo-terminals can be made here");
-  using Arguments = std::vector<std::string>;
   for (const Arguments& mode :
        {Arguments{"--mode", "single"}, Arguments{"--mode", "dp", "--devices", "2"},
         Arguments{"--mode", "ddp", "--devices", "2"}, Arguments{"--mode", "averaging", "--devices", "2"},
