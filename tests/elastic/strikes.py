@@ -7,6 +7,7 @@
     strikes.py ... --cells                     each fault point with each rank and signal
     strikes.py ... --libtorch PROGRAM TRAIN_ELASTIC            only the networks of LibTorch
     strikes.py ... --random N [--seed S]       N jobs, struck at random times; prints one line for each failure
+    strikes.py ... --costs N [--seed S]        N rounds that time each way to survive a killed rank; prints a table
 
 IMAGENET trains on a folder that MAKE_IMAGE_FOLDER makes, and duet train on the network that LibTorch's PROGRAM writes.
 
@@ -22,6 +23,7 @@ import os
 import random
 import re
 import signal
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -90,6 +92,10 @@ ENDED = {("kills", "10"): ("rank 1 was killed by signal 9 (SIGKILL) after step 5
 STOPPED = "was stopped by a signal for more than 500 ms"
 GOES_ON = r"rank \d+ is (replaced|left out) after \d+ ms"
 LIMIT = 60  # seconds for a job
+# The jobs of --costs: how each survives the loss of one of its two ranks.
+SURVIVED = {"undisturbed": (), "new process": ("--elastic",), "spare process": ("--elastic", "--spares", "1"),
+            "fewer ranks": ("--elastic", "--min-ranks", "1"), "restart": ("--max-restarts", "1")}
+COST_STEPS, COST_EVERY = 400, 50  # steps of a job, and from one checkpoint to the next
 
 
 def command(options, network, ranks, folder=None, replace_timeout="60", least=0, spares=0, backend="auto"):
@@ -408,6 +414,45 @@ class Strikes:
             self.run(f"--seed {number}, {network}, {ranks} ranks, {least} at least, {spares} spare, {backend}", network, ranks, strike, least, spares, backend,
                      DUET_DELAY=delay)
 
+    def timed(self, way, fault):
+        """Returns how many seconds a job takes, and its record."""
+        train = [self.options.duet, "train", "--mode", "ddp", "--data", "synthetic", "--batch", "128", "--train-images",
+                 str(128 * COST_STEPS), "--test-images", "100", "--epochs", "1", "--quiet"]
+        with tempfile.TemporaryDirectory() as folder:
+            if way == "restart":
+                train += ["--checkpoint", f"{folder}/checkpoints", "--checkpoint-every", str(COST_EVERY)]
+            start = time.monotonic()
+            job = Job([self.options.duet, "launch", "-n", "2", *SURVIVED[way], "--", *train, "--result", f"{folder}/result.json"],
+                      DUET_FAULT=fault if way != "undisturbed" else "")
+            wrong, _, errors = job.end()
+            seconds = time.monotonic() - start
+            if wrong or ("is struck at" in errors) != (way != "undisturbed"):
+                sys.exit(f"{way}, DUET_FAULT={fault}: {wrong or 'was not struck'}\n{errors}")
+            with open(f"{folder}/result.json", encoding="ascii") as file:
+                return seconds, json.load(file)
+
+    def run_costs(self, rounds, seed):
+        """Kills a rank in the same step of all jobs of a round, between forward and backward, and prints a table."""
+        rows = {way: [] for way in SURVIVED}  # seconds, seconds more than undisturbed, seconds of recovery
+        for number in range(seed, seed + rounds):
+            draw = random.Random(number)
+            fault = f"backward:{draw.randrange(2)}:{draw.randint(2, COST_STEPS)}:9"
+            for way, row in rows.items():
+                seconds, result = self.timed(way, fault)
+                if way == "undisturbed":
+                    whole, expected = seconds, result["parameters_sha256"]
+                row.append((seconds, seconds - whole, *(lost["recovery_s"] for lost in result["lost_ranks"])))
+                self.jobs += 1
+                if result["parameters_sha256"] != expected:
+                    self.failures += 1
+                    print(f"{way}, DUET_FAULT={fault}: other parameters than undisturbed", flush=True)
+        print(f"{rounds} rounds of {COST_STEPS} steps; restarts from a checkpoint every {COST_EVERY} steps; seconds:")
+        print(f"{'':13}{'median':>10}{'cost':>10}{'worst':>10}{'recovery':>10}{'worst':>10}")
+        for way, row in rows.items():
+            times, *lost = zip(*row)
+            numbers = [statistics.median(times), *(of(values) for values in lost for of in (statistics.median, max))]
+            print(f"{way:13}" + "".join(f"{number:10.2f}" for number in numbers))
+
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -420,6 +465,7 @@ def main():
     parser.add_argument("--fewer", action="store_true", help="only the jobs that go on with fewer ranks, or have spare ones")
     parser.add_argument("--cells", action="store_true", help="each fault point with each rank and signal")
     parser.add_argument("--random", type=int, metavar="N")
+    parser.add_argument("--costs", type=int, metavar="N")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--networks", nargs="+", default=[], help="of --random; default: all")
     options = parser.parse_args()
@@ -439,6 +485,8 @@ def run(options, folder):
     if options.random:
         strikes.run_random(options.random, options.seed)
         print(f"{strikes.strikes} strikes; {strikes.lost} jobs of which no rank was left with the state")
+    elif options.costs:
+        strikes.run_costs(options.costs, options.seed)
     elif options.cells:
         strikes.run_cells()
     elif options.libtorch:
