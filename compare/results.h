@@ -20,9 +20,6 @@ struct BatchTime {
   double step_us = 0;
 };
 
-/// See measure/json_fields.h.
-void fields(auto& io, Machine& machine);
-
 struct Results {
   std::string version = DUET_VERSION;  // of the program that measured them
   Machine machine{};

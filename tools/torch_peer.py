@@ -25,23 +25,12 @@ rank that comes last waits for none), and of several ranks the median of as many
     torch_peer.py --device cpu --export FILE [--batch 128] [--model NAME ...]
 
 Writes the network as TorchScript, and to FILE.json what its steps are made of.
-
-    torchrun ... torch_peer.py --device cpu --fault-log FILE --steps N --result FILE [--kills STEP@RANK,...]
-                               [--checkpoint FILE --checkpoint-every K] [--seed 1234] [--batch 128] [--threads 1]
-
-A rank of DistributedDataParallel over Gloo, for `duet bench faults`. It trains N steps, writes to the fault log as
-cli/train/fault_log.h says, and kills itself by SIGKILL where the kills say so. A rank that torchrun has started again
-goes on from the checkpoint. Images and dropout of a step are drawn from its number, so that nothing but how sums are
-rounded can make the parameters differ from those of an undisturbed training; their SHA-256 goes to the result.
 """
 import argparse
-import hashlib
 import json
 import os
-import signal
 import statistics
 import sys
-import tempfile
 import time
 
 import torch
@@ -52,7 +41,6 @@ IMAGES = 60000
 WARM_UP = 20
 GROUP = 10  # steps between two readings of the loss in a training of 200 steps
 BURST_WARM_UP = 4
-FAULT_BATCHES = 16  # whose images are drawn
 LONG_WARM_UP = 1  # of torchvision's networks, whose steps are long
 # Blocks of up to 32 MiB (the most that glibc takes) stay in the heap, and the heap does not shrink.
 MALLOC = "glibc.malloc.mmap_threshold=33554432:glibc.malloc.trim_threshold=8589934592:glibc.malloc.top_pad=67108864"
@@ -267,67 +255,6 @@ def run_cpu(options):
         torch.multiprocessing.spawn(run_cpu_rank, args=(options, store), nprocs=options.ranks)
 
 
-class FaultLog:
-    """A rank's end of the file to which all ranks append a line for each event."""
-
-    def __init__(self, file, kills, rank):
-        self.rank = rank
-        self.file = os.open(file, os.O_RDWR | os.O_CREAT | os.O_APPEND)
-        with open(file, encoding="ascii") as log:
-            over = {int(words[3]) for words in map(str.split, log) if words[0] == "killed"}
-        drawn = (map(int, kill.split("@")) for kill in kills.split(",") if kill)
-        self.due = {step for step, killed in drawn if killed == rank and step not in over}
-
-    def append(self, kind, step):
-        attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-        os.write(self.file, f"{kind} {attempt} {self.rank} {step} {time.monotonic_ns()}\n".encode())
-
-    def reach(self, step):
-        if step in self.due:
-            self.append("killed", step)
-            os.kill(os.getpid(), signal.SIGKILL)
-
-
-def run_faults(options):
-    torch.set_num_threads(options.threads)
-    torch.distributed.init_process_group("gloo")
-    rank, ranks = torch.distributed.get_rank(), torch.distributed.get_world_size()
-    log = FaultLog(options.fault_log, options.kills, rank)
-    torch.manual_seed(options.seed)
-    settings = settings_of(options)
-    count = FAULT_BATCHES * options.batch
-    images, labels = torch.randn(count, *settings["sample_shape"]), torch.randint(0, options.classes, (count,))
-    network, loss_of = make_network(options)
-    optimizer = torch.optim.SGD(network.parameters(), lr=0.01, momentum=0.5)
-    done = 0
-    if options.checkpoint and os.path.exists(options.checkpoint):
-        state = torch.load(options.checkpoint)
-        network.load_state_dict(state["network"])
-        optimizer.load_state_dict(state["optimizer"])
-        done = state["step"]
-    model = nn.parallel.DistributedDataParallel(network)
-    for step in range(done + 1, options.steps + 1):
-        torch.manual_seed(options.seed + step * ranks + rank)
-        picked = torch.randint(0, count, (options.batch // ranks,))
-        optimizer.zero_grad()
-        loss = loss_of(model(images[picked]), labels[picked])
-        log.reach(step)
-        loss.backward()
-        optimizer.step()
-        log.append("complete", step)
-        if rank == 0 and options.checkpoint and step % options.checkpoint_every == 0:
-            state = {"network": network.state_dict(), "optimizer": optimizer.state_dict(), "step": step}
-            torch.save(state, options.checkpoint + ".new")
-            os.replace(options.checkpoint + ".new", options.checkpoint)
-    if rank == 0:
-        values = hashlib.sha256()
-        for parameter in network.parameters():
-            values.update(parameter.detach().numpy().tobytes())
-        with open(options.result, "w", encoding="ascii") as file:
-            json.dump({"torch": torch.__version__, "parameters_sha256": values.hexdigest()}, file)
-    torch.distributed.destroy_process_group()
-
-
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
@@ -341,12 +268,6 @@ def main():
     parser.add_argument("--backend", choices=("gloo", "duet"), default="gloo")
     parser.add_argument("--bursts")
     parser.add_argument("--export")
-    parser.add_argument("--fault-log")
-    parser.add_argument("--kills", default="")
-    parser.add_argument("--checkpoint")
-    parser.add_argument("--checkpoint-every", type=int, default=1)
-    parser.add_argument("--result")
-    parser.add_argument("--seed", type=int, default=1234)
     parser.add_argument("--model", default="simple_cnn")
     parser.add_argument("--image-size", type=int, default=224)
     parser.add_argument("--classes", type=int, default=10)
@@ -356,8 +277,6 @@ def main():
         parser.error(f"--batch is {options.batch}, smaller than the {options.ranks} ranks that share it")
     if options.export:
         export(options)
-    elif options.fault_log:
-        run_faults(options)
     else:
         if options.device == "cpu" and not options.bursts:
             parser.error("--device cpu needs --bursts")

@@ -22,7 +22,6 @@ inline constexpr std::array kModes = {Mode::single, Mode::averaging, Mode::dp, M
 void add_training(CLI::App& app, Training& training);
 void add_train(CLI::App& app, TrainOptions& options);
 void add_launch(CLI::App& app, LaunchOptions& options);
-void add_faults(CLI::App& app, FaultOptions& options);
 /// Adds --json, which means the same in every command: see cli/system/files.h. `what` it is that JSON holds.
 void add_json(CLI::App& app, std::string& json, const std::string& what);
 /// What an elastic job may lose; `names`: all spellings of an option.

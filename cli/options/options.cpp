@@ -32,7 +32,6 @@ constexpr const char* kAbout =
 
 constexpr const char* kJson = "--json";
 constexpr std::array kCollectives = {"all_reduce", "all_gather", "broadcast", "reduce_scatter", "all_to_all"};
-constexpr const char* kFaults = "faults";
 
 bool is_option(const std::string& argument) { return argument.size() > 1 && argument[0] == '-'; }
 
@@ -287,19 +286,12 @@ void add_collectives(CLI::App& bench, CollectiveOptions& options) {
   }
 }
 
-/// What duet bench measures.
-std::vector<std::string> benchmarks() {
-  std::vector<std::string> names(kCollectives.begin(), kCollectives.end());
-  names.emplace_back(kFaults);
-  return names;
-}
-
 [[noreturn]] void refuse_bench(const std::string& what) {
   require<UsageError>(what != "step", "duet bench step is a part of duet compare now: --vs-torch PYTHON");
   require<UsageError>(what != "overhead",
                       "duet bench overhead is a benchmark of the tests now: tests/benchmarks/bare_loop "
                       "(docs/performance.md)");
-  const std::vector<std::string> known = benchmarks();
+  const std::vector<std::string> known(kCollectives.begin(), kCollectives.end());
   const std::string hint = what.empty() ? "" : did_you_mean(what, known);
   throw UsageError(concat("duet bench: ", what.empty() ? "no benchmark" : concat("unknown '", what, "'"),
                           hint.empty() ? ", expected " + listed(known, "or") : hint));
@@ -316,14 +308,13 @@ struct CommandLine {
   CLI::App app{kAbout, "duet"};
   std::string config;  // file of --config
 
-  CLI::App *compare_app, *show_app, *predict_app, *train_app, *launch_app, *bench_app, *faults_app, *info_app;
+  CLI::App *compare_app, *show_app, *predict_app, *train_app, *launch_app, *bench_app, *info_app;
   CompareOptions compare;
   ShowOptions show;
   PredictOptions predict;
   TrainOptions train;
   LaunchOptions launch;
   CollectiveOptions collective;
-  FaultOptions faults;
   InfoOptions info;
 
  private:
@@ -336,7 +327,7 @@ CommandLine::CommandLine()
       predict_app(add("predict", "other numbers of devices and links, from a comparison's cost model")),
       train_app(add("train", "train once, in one mode")),
       launch_app(add("launch", "start N ranks of a program: duet launch -n N -- PROGRAM ARGS")),
-      bench_app(add("bench", "time collectives among processes, or what failures cost")),
+      bench_app(add("bench", "time collectives among processes")),
       info_app(add("info", "devices, cores, instruction sets, versions, what was built in")) {
   app.set_version_flag("--version", "duet " DUET_VERSION);
   app.require_subcommand(1);
@@ -351,17 +342,14 @@ CommandLine::CommandLine()
   add_train(*train_app, train);
   add_launch(*launch_app, launch);
   add_collectives(*bench_app, collective);
-  faults_app = bench_app->add_subcommand(kFaults, "train under kills: by elastic jobs, by restarts, and by torchrun's");
-  add_faults(*faults_app, faults);
   add_json(*info_app, info.json, "the same");
   for (CLI::App* const one : {compare_app, predict_app, train_app, launch_app}) add_config(*one, config);
   for (CLI::App* const one : bench_app->get_subcommands({})) add_config(*one, config);
 }
 
 std::optional<Printed> CommandLine::read(const std::vector<std::string>& arguments) {
-  const std::vector<std::string> known = benchmarks();
   if (arguments.size() > 1 && arguments[0] == "bench" && !arguments[1].starts_with('-') &&
-      std::find(known.begin(), known.end(), arguments[1]) == known.end())
+      std::find(kCollectives.begin(), kCollectives.end(), arguments[1]) == kCollectives.end())
     refuse_bench(arguments[1]);
   try {
     std::vector<std::string> reversed =
@@ -440,7 +428,6 @@ Command CommandLine::command() {
     take_colour_defaults(*train_app, train);
     return checked(train);
   }
-  if (*faults_app) return checked(faults);
   if (*bench_app) {
     if (collective.collective.empty()) refuse_bench("");
     return checked(collective);

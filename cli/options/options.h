@@ -88,7 +88,6 @@ struct TrainOptions : Training {
   // With bursts: the model, TorchScript that tools/torch_peer.py exported, trains by LibTorch, and the ranks bring
   // gradients together by "none", "wrapper" or "averaged": see ddp::ScriptSync.
   std::string libtorch;
-  std::string fault_log, kills;  // see cli/train/fault_log.h
 };
 
 struct CompareOptions : Training {
@@ -143,18 +142,6 @@ struct CollectiveOptions {
   std::string html{};  // file
 };
 
-/// duet bench faults.
-struct FaultOptions {
-  int devices = 2, kills = 3, rounds = 1;
-  std::int64_t steps = 400, checkpoint_every = 50, batch = 128;
-  std::uint64_t seed = 1234;  // of kills and training
-  std::string model = "simple_cnn", data = "synthetic";
-  std::string vs_torch;  // a Python with PyTorch, which trains, too; empty: none
-  std::string out = "faults";
-  std::string json;  // see cli/system/files.h
-  bool quiet = false;
-};
-
 /// duet predict.
 struct PredictOptions {
   std::string results;  // file
@@ -187,7 +174,7 @@ struct Printed {
 };
 
 using Command = std::variant<Printed, TrainOptions, CompareOptions, ShowOptions, PredictOptions, LaunchOptions,
-                             CollectiveOptions, FaultOptions, InfoOptions>;
+                             CollectiveOptions, InfoOptions>;
 
 /// Reads and checks a command line (without the program's name). Throws UsageError with one line.
 Command parse(const std::vector<std::string>& arguments);
@@ -217,7 +204,6 @@ std::vector<std::string> link_names();
 void check(const TrainOptions& options);
 void check(const CompareOptions& options);
 void check(const CollectiveOptions& options);
-void check(const FaultOptions& options);
 void check(const LaunchOptions& options);
 void check(const PredictOptions& options);
 void check(const ShowOptions& options);
@@ -230,7 +216,6 @@ int run(const ShowOptions& options, const std::string& command_line);
 int run(const PredictOptions& options, const std::string& command_line);
 int run(const LaunchOptions& options, const std::string& command_line);
 int run(const CollectiveOptions& options, const std::string& command_line);
-int run(const FaultOptions& options, const std::string& command_line);
 int run(const InfoOptions& options, const std::string& command_line);
 
 }  // namespace duet::cli

@@ -246,7 +246,7 @@ void add_port_range(CLI::App& app, const std::string& names, std::string& ports)
 
 void add_training(CLI::App& app, Training& training) { training_options(Adding{app, training}); }
 
-/// Options that duet compare and duet bench faults give their trainings; in no group, and so not in the help.
+/// Adds the options that duet compare gives its runs. They are in no group, and so not in the help.
 void add_parked(CLI::App& app, TrainOptions& options) {
   app.add_option("--bursts", options.bursts)->group("");
   app.add_flag("--untrained", options.untrained)->group("");
@@ -254,8 +254,6 @@ void add_parked(CLI::App& app, TrainOptions& options) {
   app.add_flag("--collectives", options.collectives)->group("");
   app.add_flag("--timed-parts", options.timed_parts)->group("");
   app.add_option("--libtorch", options.libtorch)->check(one_of({"none", "wrapper", "averaged"}))->group("");
-  app.add_option("--fault-log", options.fault_log)->group("");
-  app.add_option("--kills", options.kills)->group("");
   app.add_flag_function("--copies", [&](std::int64_t) { options.mode = Mode::copies; })->group("");
 }
 

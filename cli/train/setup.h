@@ -86,7 +86,6 @@ struct Setup {
   // GPU it takes the loss as one sum, for which the host waits.
   std::function<ddp::Work(std::vector<float>& sums, const Variable& loss, std::int64_t rows)> share_losses;
   std::function<void()> require_same_replicas;                               // dp
-  std::function<void()> before_backward;                                     // where a fault log wants to know of it
   Variable (*loss)(const Variable& output, const Tensor& labels) = nullptr;  // that the network trains with
   bool loss_in_replica = false;  // the net takes a list {images, labels} and gives the loss
   bool scatters = false;         // the net cuts batches up itself, else they go to the model's device

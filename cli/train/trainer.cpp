@@ -14,7 +14,6 @@
 #include <exception>
 #include <fstream>
 #include <iterator>
-#include <optional>
 #include <set>
 #include <span>
 #include <utility>
@@ -25,7 +24,6 @@
 #include "cli/system/machine.h"
 #include "cli/system/signals.h"
 #include "cli/train/checkpointer.h"
-#include "cli/train/fault_log.h"
 #include "cli/train/training_loop.h"
 #include "ddp/group/compare_ranks.h"
 #include "ddp/launch/error_file.h"
@@ -147,7 +145,6 @@ class Trainer : private Recoverable {
         clock_(started_ns(), lane_of(setup, group)),
         progress_(options, leader()),
         end_([&group](std::span<double> numbers) { sum_over_ranks(group, numbers); }) {
-    if (!options.fault_log.empty()) log_faults();
     join("the trainer");
   }
   ~Trainer() override { leave(); }
@@ -199,13 +196,6 @@ class Trainer : private Recoverable {
  private:
   bool leader() const { return group_.rank() == 0; }
   data::Position at_step() const { return {position_.epoch, clock_.epoch_step()}; }
-
-  void log_faults() {
-    fault_log_.emplace(options_.fault_log, kills_of(options_.kills), group_.rank());
-    setup_.before_backward = [this] {
-      fault_log_->reach(checkpointer_.total_steps(at_step()) + 1, group_.rank(), group_.size());
-    };
-  }
 
   /// The state at the begin of the next step, or of the unit that runs.
   void stream(StateStream& state) override {
@@ -274,7 +264,6 @@ class Trainer : private Recoverable {
     }
     // Steps of a graph are reported after the due one at the latest; those behind it are not yet counted.
     const data::Position position = at_step();
-    if (fault_log_ && reported_ != position.step) fault_log_->complete(checkpointer_.total_steps(position));
     saves_ = std::exchange(reported_, position.step) != position.step && checkpointer_.due(position);
     exchanges_ = end_.due();
     return end_step();
@@ -530,7 +519,6 @@ class Trainer : private Recoverable {
   StepClock clock_;
   ProgressReporter progress_;
   CommonEnd end_;
-  std::optional<FaultLog> fault_log_;
   Run run_;
   data::Position position_;                 // where the epoch begins that runs
   std::vector<double> rates_;               // images per second of each epoch

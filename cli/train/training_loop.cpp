@@ -56,7 +56,6 @@ Variable step(Setup& setup, const data::Batch& batch, StepClock& clock) {
     clock.lap(&StepParts::loss);
   }
   fault_point("backward");
-  if (setup.before_backward) setup.before_backward();
   clock.note_blocks(ops::block_sums(loss));
   ddp::Work losses;
   if (setup.share_losses) losses = setup.share_losses(clock.noted_blocks(), loss, images.size(0));

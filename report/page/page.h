@@ -24,7 +24,7 @@ struct ChartPoint {
 /// The legend shows and hides each.
 struct ChartSeries {
   std::string name, colour;  // a colour of report.css without its dashes: "dp", "communication"
-  std::string shape;         // "bar", "mark" (a point in a row of bars), "line", "dashed" or "points" (crosses)
+  std::string shape;         // "bar", "mark" (a point in a row of bars), "line" or "dashed"
   std::vector<ChartPoint> points{};
 
   void add(double at, const Interval& value, const std::string& tip) {

@@ -50,8 +50,7 @@
     const own = colour(series.colour);
     return {
       type: 'line', label: series.name, borderColor: own, backgroundColor: own, borderWidth: 2, tension: 0,
-      showLine: series.shape !== 'points', pointStyle: series.shape === 'points' ? 'crossRot' : 'circle', order: series.shape === 'points' ? -1 : 0,
-      pointRadius: series.shape === 'dashed' ? 0 : series.shape === 'points' ? 7 : series.points.length > 40 ? 1 : 4,
+      pointRadius: series.shape === 'dashed' ? 0 : series.points.length > 40 ? 1 : 4,
       pointBackgroundColor: series.points.map((point) => (point.computed ? colour('page') : own)),
       borderDash: series.shape === 'dashed' ? [6, 4] : [],
       segment: { borderDash: (at) => (series.points[at.p1DataIndex].computed ? [6, 4] : undefined) },

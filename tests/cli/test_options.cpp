@@ -307,7 +307,7 @@ TEST_CASE("wrong options are named in one line") {
       {{"predict", "r", "--scaling", "linear"}, "--scaling: unknown 'linear', expected strong or weak"},
       {{"predict", "r", "--out", "a.png"}, "--out is a.png, expected a name that ends with .html"},
       {{"bench", "leap"},
-       "duet bench: unknown 'leap', expected all_reduce, all_gather, broadcast, reduce_scatter, all_to_all or faults"},
+       "duet bench: unknown 'leap', expected all_reduce, all_gather, broadcast, reduce_scatter or all_to_all"},
       {{"bench", "all_reduse"}, "unknown 'all_reduse', did you mean all_reduce?"},
       {{"bench", "step", "--repeats", "2"}, "duet bench step is a part of duet compare now: --vs-torch PYTHON"},
       {{"train", "--libtorch", "wrapper"}, "--libtorch is for --bursts"},

@@ -181,7 +181,7 @@ def command_line():
     for line in ("train --mode ddp --devices 2 --epochs 1 --lr 0.1", "compare --devices 1,2 --modes single,dp --json",
                  "launch -n 2 --nnodes 2 --node-rank 1 --rdzv-endpoint h:29500 --tee 0:3,1:1 --log-dir d -- a b",
                  "launch --nproc_per_node=auto --standalone -- a", "bench all_reduce --backend shm,gloo --dtype bf16",
-                 "bench all_reduce --devices 2 --backend shm,tcp", "bench faults --ranks 3 --kills 2", "compare --vs-torch python3", "info --json x", "help train", "--version", "trian",
+                 "bench all_reduce --devices 2 --backend shm,tcp", "compare --vs-torch python3", "info --json x", "help train", "--version", "trian",
                  "train --compat torch --device cpu --precision fp32 --workers thread --graph off"):
         yield line.replace(" ", "\n").encode()
 

@@ -1,6 +1,5 @@
 #!/usr/bin/env python3
-"""Runs `duet compare --vs-torch` and `duet bench faults --vs-torch` under this Python, for a short time:
-check_peers.py DUET [WHY]
+"""Runs `duet compare --vs-torch` under this Python, for a short time: check_peers.py DUET [WHY]
 
 WHY: why there is no package duet_torch, and so no row of it. The last line reads "N passed, N failed, N skipped".
 """
@@ -29,23 +28,6 @@ def is_whole(run):
     return good and 0 <= waiting <= parts["communication"] and run["communication_us"] > 0 and len(run["synchronisation_us"]) == rounds
 
 
-def faults(duet):
-    """PyTorch's training goes on from its checkpoint when a rank was killed, and ends with the same bits."""
-    with tempfile.TemporaryDirectory() as folder:
-        options = ["--steps", "9", "--kills", "1", "--checkpoint-every", "2", "--batch", "16", "--out", folder]
-        command = [duet, "bench", "faults", "--vs-torch", sys.executable, *options]
-        run = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
-        if run.returncode != 0:
-            return {f"exit code {run.returncode}\n{run.stdout}{run.stderr}": False}
-        with open(folder + "/results.json", encoding="utf-8") as file:
-            found = json.load(file)
-    runs = {one["mode"]: one for one in found["runs"]}
-    restarts, step = runs["torch restarts"], found["kills"][0]["step"]
-    good = restarts["ok"] and restarts["kills"] == 1 and restarts["same_bits"] is True
-    # Rank 0 may die while it writes the newest checkpoint, or before.
-    return {f"{restarts}": good and (step - 1) % 2 + 1 <= restarts["lost_steps"][0] <= step}
-
-
 def main(duet, no_package=""):
     with tempfile.TemporaryDirectory() as folder:
         options = ["--devices", str(RANKS), "--modes", "single,ddp", "--batch", "16", "--train-images", "160", "--test-images", "20"]
@@ -62,7 +44,7 @@ def main(duet, no_package=""):
     for name, ranks in (PEERS | LIBTORCH | ({} if no_package else OVER_DUET)).items():
         one = runs.get(name)
         checks[f"{name}: {one}"] = one is not None and one["devices"] == ranks and is_whole(one)
-    return report(checks | faults(duet))
+    return report(checks)
 
 
 if __name__ == "__main__":
