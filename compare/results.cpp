@@ -103,6 +103,16 @@ std::string to_json(const Results& results) {
 
 namespace {
 
+/// Returns `value` as a field of CSV; blanks separate the items of a list.
+std::string csv_text(const Json& value) {
+  if (value.is_string()) return value.get<std::string>();
+  if (value.is_number_float()) return shortest(value.get<double>());
+  if (!value.is_array()) return value.is_null() ? "" : value.dump();
+  std::string list;
+  for (const Json& item : value) list += (list.empty() ? "" : " ") + csv_text(item);
+  return list;
+}
+
 /// The values of a run, or the names of their columns.
 std::string csv_line(const Run& run, bool names) {
   std::string line;

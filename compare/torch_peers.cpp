@@ -44,8 +44,8 @@ std::string why_fails(const std::string& python, const std::vector<std::string>&
   return end.reason;
 }
 
-}  // namespace
-
+/// Writes this program's copy of tools/torch_peer.py into `folder`, and returns its path. Throws Interrupted, and
+/// UsageError that says why `python` cannot import these modules, torch among them.
 std::string write_torch_peer(const std::string& python, const std::string& modules, const std::string& folder) {
   const std::string log = folder + "/torch.log", imports = "import " + modules;
   const std::string why = why_fails(python, {"-c", imports + "; print('\\nPyTorch', torch.__version__)"}, log);
@@ -56,6 +56,8 @@ std::string write_torch_peer(const std::string& python, const std::string& modul
   write_atomically(script, std::string(kScript));
   return script;
 }
+
+}  // namespace
 
 TorchPeers::TorchPeers(const CompareOptions& options, std::string folder)
     : options_(options),

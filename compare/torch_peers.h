@@ -11,10 +11,6 @@
 
 namespace duet::cli {
 
-/// Puts tools/torch_peer.py, of which this program carries a copy, into `folder`, and returns its path. Throws
-/// UsageError that says why `python` cannot import these modules, torch among them; and Interrupted.
-std::string write_torch_peer(const std::string& python, const std::string& modules, const std::string& folder);
-
 /// Cells of "torch", "torch tuned" (channels_last, and a malloc that keeps memory), "torch ddp", "torch ddp tuned",
 /// "torch ddp over duet" (the package duet_torch as torch.distributed's backend), run by tools/torch_peer.py; and of
 /// "LibTorch", "LibTorch + duet" (duet's wrapper for its modules), "LibTorch averaged" (an all_reduce for each

@@ -3,8 +3,6 @@
 #include <cstddef>
 #include <string>
 
-#include "cli/system/display.h"
-
 template class nlohmann::basic_json<nlohmann::ordered_map>;
 
 namespace duet::cli {
@@ -26,14 +24,5 @@ std::string shown(const Json& value) {
 
 std::string line_of(const Json& json) { return json.dump(-1, ' ', false, Json::error_handler_t::replace); }
 std::string text_of(const Json& json) { return json.dump(1, ' ', false, Json::error_handler_t::replace) + "\n"; }
-
-std::string csv_text(const Json& value) {
-  if (value.is_string()) return value.get<std::string>();
-  if (value.is_number_float()) return shortest(value.get<double>());
-  if (!value.is_array()) return value.is_null() ? "" : value.dump();
-  std::string list;
-  for (const Json& item : value) list += (list.empty() ? "" : " ") + csv_text(item);
-  return list;
-}
 
 }  // namespace duet::cli

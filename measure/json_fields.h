@@ -185,9 +185,6 @@ class JsonReader {
 std::string line_of(const Json& json);
 std::string text_of(const Json& json);
 
-/// A field in a line of CSV; the items of a list are joined by blanks.
-std::string csv_text(const Json& value);
-
 /// Parses what another process of duet has measured; `what` names it in errors.
 template <class T>
 T read_json(const std::string& text, const char* what) {

@@ -22,8 +22,6 @@ inline constexpr std::array kModes = {Mode::single, Mode::averaging, Mode::dp, M
 void add_training(CLI::App& app, Training& training);
 void add_train(CLI::App& app, TrainOptions& options);
 void add_launch(CLI::App& app, LaunchOptions& options);
-/// Adds --json, which means the same in every command: see cli/system/files.h. `what` it is that JSON holds.
-void add_json(CLI::App& app, std::string& json, const std::string& what);
 /// What an elastic job may lose; `names`: all spellings of an option.
 void add_elastic(CLI::App& app, ddp::LaunchOptions& job, std::string (*names)(const std::string&));
 /// The option --port-range.

@@ -76,6 +76,15 @@ std::string hint_for_unknown_option(CLI::App& app) {
   return "";
 }
 
+/// Adds --json, which means the same in every command (see cli/system/files.h). `what` names the contents of the JSON.
+void add_json(CLI::App& app, std::string& json, const std::string& what) {
+  app.add_option(
+         kJson, json,
+         what +
+             " as JSON, in FILE; without FILE, or with -, on the standard output, and all other text on standard error")
+      ->type_name("[FILE]");
+}
+
 /// Adds --config, which parse() reads.
 void add_config(CLI::App& app, std::string& file) {
   app.add_option("--config", file,
@@ -449,14 +458,6 @@ Command CommandLine::command() {
 }
 
 }  // namespace
-
-void add_json(CLI::App& app, std::string& json, const std::string& what) {
-  app.add_option(
-         kJson, json,
-         what +
-             " as JSON, in FILE; without FILE, or with -, on the standard output, and all other text on standard error")
-      ->type_name("[FILE]");
-}
 
 void check(const PredictOptions& options) {
   if (options.links) return;
