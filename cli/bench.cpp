@@ -18,10 +18,7 @@
 #include <utility>
 #include <vector>
 
-#include "cli/options/options.h"
-#include "cli/system/display.h"
-#include "cli/system/files.h"
-#include "cli/system/machine.h"
+#include "compare/report/page/page.h"
 #include "ddp/init.h"
 #include "ddp/launch/launch.h"
 #include "ddp/rank_threads.h"
@@ -32,8 +29,11 @@
 #include "lib/base/threads.h"
 #include "lib/error.h"
 #include "lib/monotonic.h"
-#include "measure/json_fields.h"
-#include "report/page/page.h"
+#include "train/measure/json_fields.h"
+#include "train/options/options.h"
+#include "train/system/display.h"
+#include "train/system/files.h"
+#include "train/system/machine.h"
 
 namespace duet::cli {
 namespace {

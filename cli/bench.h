@@ -7,8 +7,8 @@
 #include <string>
 #include <vector>
 
-#include "cli/options/options.h"
 #include "ddp/group/process_group.h"
+#include "train/options/options.h"
 
 namespace duet::cli {
 

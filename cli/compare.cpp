@@ -5,20 +5,20 @@
 #include <string>
 #include <vector>
 
-#include "cli/options/options.h"
 #include "cli/share.h"
 #include "cli/show.h"
-#include "cli/system/display.h"
-#include "cli/system/files.h"
-#include "cli/system/machine.h"
-#include "cli/system/signals.h"
-#include "cli/train/setup.h"
 #include "compare/comparison.h"
+#include "compare/report/report.h"
 #include "lib/backend/backend.h"
 #include "lib/base/text.h"
 #include "lib/error.h"
 #include "lib/io/atomic_file.h"
-#include "report/report.h"
+#include "train/options/options.h"
+#include "train/setup.h"
+#include "train/system/display.h"
+#include "train/system/files.h"
+#include "train/system/machine.h"
+#include "train/system/signals.h"
 
 namespace duet::cli {
 namespace {

@@ -6,13 +6,13 @@
 #include <string>
 #include <vector>
 
-#include "cli/options/options.h"
-#include "cli/system/display.h"
-#include "cli/system/files.h"
-#include "cli/system/machine.h"
 #include "lib/backend/backend.h"
 #include "lib/backend/devices.h"
-#include "measure/json_fields.h"
+#include "train/measure/json_fields.h"
+#include "train/options/options.h"
+#include "train/system/display.h"
+#include "train/system/files.h"
+#include "train/system/machine.h"
 
 namespace duet::cli {
 namespace {

@@ -3,7 +3,7 @@
 
 #include <string>
 
-#include "cli/system/machine.h"
+#include "train/system/machine.h"
 
 namespace duet::cli {
 

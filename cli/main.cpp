@@ -6,12 +6,12 @@
 #include <string>
 #include <variant>
 
-#include "cli/options/options.h"
-#include "cli/system/signals.h"
 #include "ddp/launch/launch.h"
 #include "ddp/launch/rank_output.h"
 #include "lib/base/descriptor.h"
 #include "lib/error.h"
+#include "train/options/options.h"
+#include "train/system/signals.h"
 
 namespace duet::cli {
 

@@ -6,15 +6,15 @@
 #include <string>
 #include <vector>
 
-#include "cli/options/options.h"
 #include "cli/share.h"
-#include "cli/system/display.h"
-#include "cli/system/files.h"
+#include "compare/report/evidence.h"
+#include "compare/report/page/page.h"
+#include "compare/report/scaling.h"
 #include "lib/base/text.h"
 #include "lib/error.h"
-#include "report/evidence.h"
-#include "report/page/page.h"
-#include "report/scaling.h"
+#include "train/options/options.h"
+#include "train/system/display.h"
+#include "train/system/files.h"
 
 namespace duet::cli {
 namespace {

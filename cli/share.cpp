@@ -14,14 +14,14 @@
 #include <system_error>
 
 #include "cli/info.h"
-#include "cli/system/files.h"
+#include "compare/report/report.h"
 #include "lib/base/environment.h"
 #include "lib/base/text.h"
 #include "lib/error.h"
 #include "lib/io/atomic_file.h"
 #include "lib/io/folder.h"
-#include "measure/json_fields.h"
-#include "report/report.h"
+#include "train/measure/json_fields.h"
+#include "train/system/files.h"
 
 namespace duet::cli {
 namespace {

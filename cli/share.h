@@ -5,9 +5,9 @@
 #include <utility>
 #include <vector>
 
-#include "cli/options/options.h"
-#include "cli/system/machine.h"
 #include "compare/results.h"
+#include "train/options/options.h"
+#include "train/system/machine.h"
 
 namespace duet::cli {
 

@@ -3,14 +3,14 @@
 #include <filesystem>
 #include <system_error>
 
-#include "cli/options/options.h"
 #include "cli/share.h"
-#include "cli/system/files.h"
+#include "compare/report/report.h"
+#include "compare/report/scaling.h"
 #include "lib/base/text.h"
 #include "lib/error.h"
 #include "lib/io/folder.h"
-#include "report/report.h"
-#include "report/scaling.h"
+#include "train/options/options.h"
+#include "train/system/files.h"
 
 namespace duet::cli {
 namespace {

@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
-#include "cli/system/display.h"
 #include "compare/results.h"
+#include "train/system/display.h"
 
 namespace duet::cli {
 

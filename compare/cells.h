@@ -6,9 +6,9 @@
 #include <string>
 #include <vector>
 
-#include "cli/options/options.h"
-#include "cli/system/display.h"
-#include "measure/run.h"
+#include "train/measure/run.h"
+#include "train/options/options.h"
+#include "train/system/display.h"
 
 namespace duet::cli {
 

@@ -15,19 +15,19 @@
 #include <utility>
 #include <vector>
 
-#include "cli/system/child_process.h"
-#include "cli/system/display.h"
-#include "cli/system/files.h"
-#include "cli/system/signals.h"
 #include "compare/cells.h"
+#include "compare/cost_model/cost_model.h"
 #include "compare/parked_cell.h"
 #include "compare/rounds.h"
 #include "compare/torch_peers.h"
 #include "lib/error.h"
 #include "lib/io/checkpoint.h"
 #include "lib/monotonic.h"
-#include "measure/statistics.h"
-#include "model/cost_model.h"
+#include "train/measure/statistics.h"
+#include "train/system/child_process.h"
+#include "train/system/display.h"
+#include "train/system/files.h"
+#include "train/system/signals.h"
 
 namespace duet::cli {
 namespace {

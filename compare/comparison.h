@@ -4,11 +4,11 @@
 
 #include <vector>
 
-#include "cli/options/options.h"
 #include "compare/cells.h"
+#include "compare/cost_model/cost_model.h"
 #include "compare/parked_cell.h"
 #include "compare/results.h"
-#include "model/cost_model.h"
+#include "train/options/options.h"
 
 namespace duet::cli {
 

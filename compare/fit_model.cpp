@@ -7,13 +7,13 @@
 #include <utility>
 #include <vector>
 
-#include "cli/system/display.h"
 #include "compare/comparison.h"
+#include "compare/cost_model/cost_model.h"
+#include "compare/cost_model/fit.h"
+#include "compare/cost_model/simulate_step.h"
 #include "lib/error.h"
-#include "measure/statistics.h"
-#include "model/cost_model.h"
-#include "model/fit.h"
-#include "model/simulate_step.h"
+#include "train/measure/statistics.h"
+#include "train/system/display.h"
 
 namespace duet::cli {
 namespace {

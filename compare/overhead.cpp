@@ -6,8 +6,8 @@
 #include <cstdint>
 #include <utility>
 
-#include "cli/system/display.h"
 #include "lib/error.h"
+#include "train/system/display.h"
 
 namespace duet::cli {
 namespace {

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "compare/results.h"
-#include "measure/statistics.h"
+#include "train/measure/statistics.h"
 
 namespace duet::cli {
 

@@ -13,10 +13,10 @@
 #include <optional>
 #include <utility>
 
-#include "cli/system/signals.h"
-#include "cli/train/bursts.h"
+#include "compare/bursts.h"
 #include "lib/base/text.h"
 #include "lib/error.h"
+#include "train/system/signals.h"
 
 namespace duet::cli {
 namespace {

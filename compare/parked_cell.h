@@ -6,9 +6,9 @@
 #include <string>
 #include <vector>
 
-#include "cli/system/child_process.h"
 #include "lib/base/descriptor.h"
-#include "measure/run.h"
+#include "train/measure/run.h"
+#include "train/system/child_process.h"
 
 namespace duet::cli {
 
@@ -17,7 +17,7 @@ namespace duet::cli {
 /// programs had cannot be measured. Throws DataError.
 Run burst_of(const std::vector<std::string>& answers, double threads);
 
-/// One program with its ranks, each of which serves the protocol of cli/train/bursts.h. Destroying it ends its
+/// One program with its ranks, each of which serves the protocol of compare/bursts.h. Destroying it ends its
 /// processes.
 class ParkedCell {
  public:

@@ -5,12 +5,12 @@
 #include <iomanip>
 #include <optional>
 
-#include "cli/system/display.h"
 #include "compare/overhead.h"
 #include "lib/backend/backend.h"
 #include "lib/error.h"
-#include "measure/json_fields.h"
-#include "measure/statistics.h"
+#include "train/measure/json_fields.h"
+#include "train/measure/statistics.h"
+#include "train/system/display.h"
 
 namespace duet::cli {
 namespace {

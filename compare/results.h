@@ -7,10 +7,10 @@
 #include <string>
 #include <vector>
 
-#include "cli/options/options.h"
-#include "cli/system/machine.h"
-#include "measure/run.h"
-#include "model/cost_model.h"
+#include "compare/cost_model/cost_model.h"
+#include "train/measure/run.h"
+#include "train/options/options.h"
+#include "train/system/machine.h"
 
 namespace duet::cli {
 

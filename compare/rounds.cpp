@@ -6,9 +6,9 @@
 #include <numeric>
 #include <span>
 
-#include "cli/system/display.h"
 #include "lib/random.h"
-#include "measure/statistics.h"
+#include "train/measure/statistics.h"
+#include "train/system/display.h"
 
 namespace duet::cli {
 namespace {

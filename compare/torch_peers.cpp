@@ -8,14 +8,14 @@
 #include <string_view>
 #include <utility>
 
-#include "cli/system/child_process.h"
-#include "cli/system/files.h"
-#include "cli/system/signals.h"
-#include "cli/train/setup.h"
 #include "lib/base/threads.h"
 #include "lib/error.h"
 #include "lib/io/atomic_file.h"
-#include "measure/json_fields.h"
+#include "train/measure/json_fields.h"
+#include "train/setup.h"
+#include "train/system/child_process.h"
+#include "train/system/files.h"
+#include "train/system/signals.h"
 
 namespace duet::cli {
 namespace {

@@ -5,9 +5,9 @@
 #include <string>
 #include <vector>
 
-#include "cli/options/options.h"
 #include "compare/cells.h"
 #include "compare/parked_cell.h"
+#include "train/options/options.h"
 
 namespace duet::cli {
 

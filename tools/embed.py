@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes C++ that holds files: page_file(NAME) of report/page/page.h.
+"""Writes C++ that holds files: page_file(NAME) of compare/report/page/page.h.
 
     embed.py OUTPUT NAME=FILE...     an empty FILE: NAME is empty
 """
@@ -13,7 +13,7 @@ def literal(text):
 
 
 def main():
-    lines = ["#include <string>", "#include <string_view>", "", '#include "report/page/page.h"', "", "namespace duet::cli {", "",
+    lines = ["#include <string>", "#include <string_view>", "", '#include "compare/report/page/page.h"', "", "namespace duet::cli {", "",
              "std::string page_file(const std::string& name) {", "  std::string text;"]
     for argument in sys.argv[2:]:
         name, path = argument.split("=", 1)

@@ -23,10 +23,10 @@
 #include "lib/ops/losses.h"
 #include "lib/optim/sgd.h"
 #include "lib/parse_number.h"
-#include "measure/statistics.h"
 #include "samplers/batch.h"
 #include "samplers/sequential.h"
 #include "tests/benchmarks/bare_step.h"
+#include "train/measure/statistics.h"
 
 namespace {
 

@@ -5,8 +5,8 @@
 #include <variant>
 #include <vector>
 
-#include "cli/options/options.h"
 #include "lib/error.h"
+#include "train/options/options.h"
 
 namespace duet_test {
 

@@ -6,8 +6,8 @@
 #include <vector>
 
 #include "cli/bench.h"
+#include "compare/report/page/page.h"
 #include "ddp/group/process_group.h"
-#include "report/page/page.h"
 #include "tests/ddp/ranks.h"
 #include "tests/support/catch2.h"
 

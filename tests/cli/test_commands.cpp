@@ -5,13 +5,13 @@
 #include <variant>
 #include <vector>
 
-#include "cli/options/options.h"
-#include "cli/system/machine.h"
 #include "lib/backend/backend.h"
 #include "lib/backend/devices.h"
 #include "lib/base/threads.h"
 #include "tests/cli/command_lines.h"
 #include "tests/support/catch2.h"
+#include "train/options/options.h"
+#include "train/system/machine.h"
 
 using namespace duet;
 using namespace duet::cli;

@@ -4,10 +4,10 @@
 #include <variant>
 #include <vector>
 
-#include "cli/options/options.h"
-#include "cli/system/files.h"
 #include "lib/error.h"
 #include "tests/support/catch2.h"
+#include "train/options/options.h"
+#include "train/system/files.h"
 
 using namespace duet;
 using namespace duet::cli;

@@ -6,15 +6,15 @@
 #include <variant>
 #include <vector>
 
-#include "cli/options/options.h"
-#include "cli/system/files.h"
-#include "cli/system/machine.h"
 #include "lib/backend/backend.h"
 #include "lib/backend/devices.h"
 #include "lib/base/threads.h"
 #include "lib/error.h"
 #include "tests/compare/made_up.h"
 #include "tests/support/catch2.h"
+#include "train/options/options.h"
+#include "train/system/files.h"
+#include "train/system/machine.h"
 
 using namespace duet;
 using namespace duet::cli;

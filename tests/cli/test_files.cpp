@@ -12,12 +12,12 @@
 #include <utility>
 #include <vector>
 
-#include "cli/system/child_process.h"
-#include "cli/system/files.h"
 #include "compare/comparison.h"
 #include "lib/error.h"
 #include "lib/io/atomic_file.h"
 #include "tests/support/catch2.h"
+#include "train/system/child_process.h"
+#include "train/system/files.h"
 
 using namespace duet;
 using namespace duet::cli;

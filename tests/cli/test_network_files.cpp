@@ -2,14 +2,14 @@
 #include <cstdlib>
 #include <string>
 
-#include "cli/options/options.h"
-#include "cli/system/files.h"
-#include "cli/train/setup.h"
 #include "lib/error.h"
 #include "lib/io/atomic_file.h"
 #include "lib/nn/network_module.h"
 #include "lib/tensor.h"
 #include "tests/support/catch2.h"
+#include "train/options/options.h"
+#include "train/setup.h"
+#include "train/system/files.h"
 
 using namespace duet::cli;
 using duet_test::ContainsSubstring;

@@ -6,10 +6,10 @@
 #include <variant>
 #include <vector>
 
-#include "cli/options/options.h"
-#include "cli/system/display.h"
 #include "tests/cli/command_lines.h"
 #include "tests/support/catch2.h"
+#include "train/options/options.h"
+#include "train/system/display.h"
 
 using namespace duet;
 using namespace duet::cli;

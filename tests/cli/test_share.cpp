@@ -9,11 +9,11 @@
 #include <vector>
 
 #include "cli/share.h"
-#include "cli/system/files.h"
 #include "lib/error.h"
 #include "lib/io/folder.h"
 #include "tests/compare/made_up.h"
 #include "tests/support/catch2.h"
+#include "train/system/files.h"
 
 using namespace duet;
 using namespace duet::cli;

@@ -1,8 +1,8 @@
 #include <cmath>
 
-#include "cli/system/display.h"
-#include "measure/statistics.h"
 #include "tests/support/catch2.h"
+#include "train/measure/statistics.h"
+#include "train/system/display.h"
 
 using namespace duet::cli;
 

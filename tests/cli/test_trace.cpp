@@ -6,11 +6,11 @@
 #include <string>
 #include <vector>
 
-#include "measure/events.h"
-#include "report/page/page.h"
-#include "report/report.h"
+#include "compare/report/page/page.h"
+#include "compare/report/report.h"
 #include "tests/compare/made_up.h"
 #include "tests/support/catch2.h"
+#include "train/measure/events.h"
 
 using namespace duet;
 using namespace duet::cli;

@@ -8,11 +8,11 @@
 #include <utility>
 #include <vector>
 
-#include "cli/system/signals.h"
-#include "cli/train/trainer.h"
 #include "ddp/group/process_group.h"
 #include "ddp/rank_threads.h"
 #include "tests/support/catch2.h"
+#include "train/system/signals.h"
+#include "train/trainer.h"
 
 using namespace duet;
 using namespace duet::cli;

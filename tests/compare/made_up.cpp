@@ -4,7 +4,7 @@
 #include <iterator>
 #include <string>
 
-#include "model/simulate_step.h"
+#include "compare/cost_model/simulate_step.h"
 
 namespace duet_test {
 namespace {

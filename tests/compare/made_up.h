@@ -1,8 +1,8 @@
 // A comparison that never ran: two cores, single, averaging, dp and ddp on 1, 2 and 4 devices, one of them failed.
 #pragma once
 
+#include "compare/cost_model/cost_model.h"
 #include "compare/results.h"
-#include "model/cost_model.h"
 
 namespace duet_test {
 

@@ -11,7 +11,6 @@
 #include <variant>
 #include <vector>
 
-#include "cli/train/training_loop.h"
 #include "compare/cells.h"
 #include "lib/base/trace.h"
 #include "lib/device.h"
@@ -19,6 +18,7 @@
 #include "lib/monotonic.h"
 #include "tests/compare/made_up.h"
 #include "tests/support/catch2.h"
+#include "train/training_loop.h"
 
 using namespace duet;
 using namespace duet::cli;

@@ -10,13 +10,13 @@
 
 #include "compare/cells.h"
 #include "compare/comparison.h"
+#include "compare/cost_model/cost_model.h"
+#include "compare/cost_model/simulate_step.h"
 #include "compare/overhead.h"
-#include "measure/json_fields.h"
-#include "model/cost_model.h"
-#include "model/simulate_step.h"
-#include "report/scaling.h"
+#include "compare/report/scaling.h"
 #include "tests/compare/made_up.h"
 #include "tests/support/catch2.h"
+#include "train/measure/json_fields.h"
 
 using namespace duet::cli;
 using duet_test::Approx;

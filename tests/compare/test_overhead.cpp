@@ -6,8 +6,8 @@
 #include <vector>
 
 #include "compare/overhead.h"
-#include "report/page/page.h"
-#include "report/report.h"
+#include "compare/report/page/page.h"
+#include "compare/report/report.h"
 #include "tests/compare/made_up.h"
 #include "tests/support/catch2.h"
 

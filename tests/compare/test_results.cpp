@@ -5,10 +5,10 @@
 #include <utility>
 #include <vector>
 
+#include "compare/report/evidence.h"
+#include "compare/report/report.h"
 #include "compare/results.h"
 #include "lib/error.h"
-#include "report/evidence.h"
-#include "report/report.h"
 #include "tests/compare/made_up.h"
 #include "tests/support/catch2.h"
 

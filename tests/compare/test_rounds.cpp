@@ -15,15 +15,15 @@
 #include <thread>
 #include <vector>
 
-#include "cli/system/files.h"
-#include "cli/train/bursts.h"
+#include "compare/bursts.h"
 #include "compare/parked_cell.h"
 #include "compare/rounds.h"
 #include "lib/base/descriptor.h"
 #include "lib/error.h"
 #include "lib/random.h"
-#include "measure/statistics.h"
 #include "tests/support/catch2.h"
+#include "train/measure/statistics.h"
+#include "train/system/files.h"
 
 using namespace duet;
 using namespace duet::cli;

@@ -10,17 +10,17 @@
 #include <variant>
 #include <vector>
 
-#include "cli/options/options.h"
-#include "cli/system/files.h"
 #include "compare/cells.h"
+#include "compare/report/evidence.h"
+#include "compare/report/report.h"
 #include "compare/results.h"
 #include "compare/torch_peers.h"
 #include "lib/error.h"
 #include "lib/io/atomic_file.h"
-#include "report/evidence.h"
-#include "report/report.h"
 #include "tests/compare/made_up.h"
 #include "tests/support/catch2.h"
+#include "train/options/options.h"
+#include "train/system/files.h"
 
 using namespace duet;
 using namespace duet::cli;

@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
-#include "cli/system/files.h"
 #include "compare/results.h"
+#include "train/system/files.h"
 
 namespace duet_test {
 

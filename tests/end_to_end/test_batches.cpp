@@ -6,12 +6,12 @@
 #include <string>
 #include <vector>
 
-#include "cli/system/display.h"
+#include "compare/report/report.h"
 #include "compare/results.h"
-#include "measure/statistics.h"
-#include "report/report.h"
 #include "tests/end_to_end/program.h"
 #include "tests/support/catch2.h"
+#include "train/measure/statistics.h"
+#include "train/system/display.h"
 
 using namespace duet::cli;
 using duet_test::ContainsSubstring;

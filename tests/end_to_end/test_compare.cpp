@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "compare/overhead.h"
+#include "compare/report/report.h"
 #include "compare/results.h"
-#include "report/report.h"
 #include "tests/end_to_end/program.h"
 #include "tests/support/catch2.h"
 

@@ -6,11 +6,11 @@
 #include <utility>
 #include <vector>
 
+#include "compare/report/report.h"
 #include "compare/results.h"
 #include "lib/data/images/drawn_images.h"
 #include "lib/data/images/image_file.h"
 #include "lib/error.h"
-#include "report/report.h"
 #include "tests/end_to_end/program.h"
 #include "tests/support/catch2.h"
 #include "tests/support/precision.h"

@@ -12,13 +12,13 @@
 #include <string>
 #include <vector>
 
-#include "cli/train/setup.h"
 #include "ddp/group/process_group.h"
 #include "lib/data/dataset.h"
 #include "lib/data/mnist/mnist.h"
 #include "lib/ops/losses.h"
 #include "tests/ddp/ranks.h"
 #include "tests/support/catch2.h"
+#include "train/setup.h"
 
 using namespace duet;
 using namespace duet::cli;

@@ -7,11 +7,11 @@
 #include <string>
 #include <vector>
 
-#include "cli/system/files.h"
 #include "compare/results.h"
 #include "tests/compare/made_up.h"
 #include "tests/end_to_end/program.h"
 #include "tests/support/catch2.h"
+#include "train/system/files.h"
 
 using duet::cli::read_file;
 using duet::cli::TemporaryFolder;

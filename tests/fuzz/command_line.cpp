@@ -4,8 +4,8 @@
 #include <variant>
 #include <vector>
 
-#include "cli/options/options.h"
 #include "tests/fuzz/input.h"
+#include "train/options/options.h"
 
 using namespace duet::cli;
 using namespace duet_fuzz;

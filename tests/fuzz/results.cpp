@@ -13,13 +13,13 @@
 #include <string>
 #include <vector>
 
-#include "cli/system/display.h"
+#include "compare/report/report.h"
+#include "compare/report/scaling.h"
 #include "lib/base/text.h"
 #include "lib/error.h"
-#include "measure/json_fields.h"
-#include "report/report.h"
-#include "report/scaling.h"
 #include "tests/fuzz/input.h"
+#include "train/measure/json_fields.h"
+#include "train/system/display.h"
 
 using namespace duet;
 using namespace duet::cli;

@@ -268,7 +268,7 @@ WORDS = {
     "error_file": '"message" "extraInfo" "report" "consequence" "by_signal" "monotonic_ns" true false null'.split(),
     "rank_resolver": sorted(set(re.findall(r'"([A-Z_]{4,})"', source("ddp/launch/rank_resolver.cpp")))),
     "command_line": sorted(set(re.findall(r'"(-[-a-z,]+)"', source(
-        "cli/options/options.cpp", "cli/options/launch_options.cpp", "cli/options/training_options.cpp")))),
+        "train/options/options.cpp", "train/options/launch_options.cpp", "train/options/training_options.cpp")))),
 }
 TARGETS = (safetensors, checkpoint, idx, image, store_wire, store_server, store_client, file_store, error_file, flight_record,
            rank_resolver, command_line, control_block, job_memory, tcp_mesh, tcp_receiver, results)

@@ -1,0 +1,120 @@
+// What stands around the pictures.
+#include <algorithm>
+#include <cstddef>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "compare/report/report.h"
+#include "tests/compare/made_up.h"
+#include "tests/support/catch2.h"
+
+using namespace duet::cli;
+
+namespace {
+
+Run& add_run(Results& results, const std::string& mode, int devices, std::vector<double> epoch_s) {
+  Run& run = results.runs.emplace_back(results.runs[2]);
+  run.mode = mode;
+  run.devices = devices;
+  run.epoch_s = std::move(epoch_s);
+  return run;
+}
+
+bool says(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
+
+/// What the caption of epochs says of averaging's curve.
+std::string flattens(const Results& results) {
+  const std::string text = epoch_chart(results).caption;
+  return text.substr(std::min(text.size(), text.find("The curve of averaging")));
+}
+
+/// Of a word of the page; empty where it is not there.
+std::string meaning(const Results& results, const std::string& wanted) {
+  const std::string page = to_html(results, "", 1), begin = "<dt>" + wanted + "</dt><dd>";
+  const std::size_t at = page.find(begin);
+  return at == std::string::npos ? "" : page.substr(at + begin.size(), page.find("</dd>", at) - at - begin.size());
+}
+
+}  // namespace
+
+TEST_CASE("a caption speaks of longer times on more devices only where every epoch was longer") {
+  Results results = duet_test::made_up();
+  CHECK(says(epoch_chart(results).caption, "ddp takes longer on 4 devices than on 2, where 4 devices share 2 cores."));
+  CHECK(says(epoch_chart(results).caption, "Thick bars"));
+  results.runs[5].epoch_s = {4.9, 6, 7};  // one as fast as those on 2 devices
+  CHECK_FALSE(says(epoch_chart(results).caption, "takes longer"));
+  for (Run& run : results.runs)
+    if (!run.epoch_s.empty()) run.epoch_s.resize(1);
+  CHECK_FALSE(says(epoch_chart(results).caption, "Thick bars"));
+  results.runs.erase(results.runs.begin(), results.runs.begin() + 2);
+  CHECK_FALSE(says(epoch_chart(results).caption, "dashed"));
+}
+
+TEST_CASE("why averaging gains little from more devices is said from its figures, and only where it does") {
+  Results results = duet_test::made_up();
+  CHECK(flattens(results).empty());  // on one number of devices
+  Run& four = add_run(results, "averaging", 4, {4.5});
+  four.step_us.communication = 4000;
+  four.step_us.forward = 2500;
+  four.step_us.backward = 3500;
+  four.step_waiting_us = StepParts{.communication = 1500};
+  CHECK(
+      flattens(results) ==
+      "The curve of averaging flattens from 2 to 4 devices: an epoch takes 5.00 s and then 4.50 s, where 2.50 s would "
+      "be ideal. In a step, forward and backward go from 10,011 us to 6,000 us where 5,005 us would be ideal, and "
+      "communication from 500 us to 4,000 us (1,500 us of it waiting for the last rank), where 4 devices share 2 "
+      "cores.");
+  four.step_waiting_us.reset();
+  results.machine.cores = 4;
+  CHECK(says(flattens(results), "communication from 500 us to 4,000 us."));
+  four.epoch_s = {2.6};
+  CHECK(flattens(results).empty());
+}
+
+TEST_CASE("captions name what is not in a picture only where something is missing") {
+  Results results = duet_test::made_up();
+  CHECK(says(parts_chart(results).caption, "hidden behind backward is not in it"));
+  CHECK(says(parts_chart(results).caption, "no trace of one clock"));
+  CHECK_FALSE(says(parts_chart(results).caption, "Waiting is"));
+  for (Run& run : results.runs) {
+    run.communication_us = run.step_us.communication;
+    run.step_waiting_us.emplace();
+  }
+  CHECK_FALSE(says(parts_chart(results).caption, "hidden"));
+  CHECK_FALSE(says(parts_chart(results).caption, "no trace of one clock"));
+  CHECK(says(parts_chart(results).caption, "Waiting is"));
+  CHECK(loss_chart(results).caption ==
+        "Runs that learn the same bits lie on one line. averaging trains every rank on its own part of the data.");
+  for (Run& run : results.runs) run.parameters_sha256 = run.mode;
+  results.runs.erase(results.runs.begin() + 1, results.runs.begin() + 3);
+  CHECK(loss_chart(results).caption.empty());
+}
+
+TEST_CASE("the page explains the words that occur in it, and no others") {
+  Results results = duet_test::made_up();
+  CHECK(says(meaning(results, "averaging"), "one parameter after the other"));
+  CHECK(says(meaning(results, "single, all cores"), "a thread for each core"));
+  CHECK_FALSE(meaning(results, "update").empty());
+  CHECK(meaning(results, "scatter").empty());  // of 0 us in all runs
+  CHECK(meaning(results, "waiting").empty());
+  results.runs[3].step_us.scatter = results.runs[3].step_us.replicate = results.runs[3].step_us.gather = 10;
+  results.runs[3].step_waiting_us.emplace();
+  for (const char* const word : {"scatter", "replicate", "gather", "waiting"})
+    CHECK_FALSE(meaning(results, word).empty());
+  results.runs.erase(results.runs.begin() + 2);
+  CHECK(meaning(results, "averaging").empty());
+  const std::string page = to_html(results, "", 1);
+  CHECK(says(page, "<dt>scatter</dt><dd>dp gives each device its part of the batch</dd>"));
+}
+
+TEST_CASE("the page holds the tutorials' lines of averaging, and memory per process") {
+  Results results = duet_test::made_up();
+  CHECK_FALSE(says(to_html(results, "", 1), "Total execution time"));
+  results.runs[2].execution_s = 12.34;
+  results.runs[3].execution_s = 10;  // dp: the tutorial has none
+  const std::string page = to_html(results, "", 1);
+  CHECK(says(page, "<pre>Total execution time for 2 CPU devices: 12.3 seconds</pre>"));
+  CHECK(says(page, "<td>2\u00a0x\u00a0120\u00a0MB</td>"));
+  CHECK(says(page, "8.00\u00a0s (7.92..8.08)"));
+}

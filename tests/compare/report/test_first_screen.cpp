@@ -1,0 +1,142 @@
+// What duet compare prints, as golden texts.
+#include <cmath>
+#include <sstream>
+#include <string>
+
+#include "compare/report/report.h"
+#include "tests/compare/made_up.h"
+#include "tests/support/catch2.h"
+#include "train/system/display.h"
+
+using namespace duet::cli;
+
+namespace {
+
+/// made_up() with copies, a sweep of batches and a model, so that every part of the screen is there.
+Results full() {
+  Results results = duet_test::made_up();
+  results.parameters = 421642;
+  Run copies = results.runs[3];
+  copies.mode = "copies";
+  copies.parameters_sha256.clear();
+  for (double& us : copies.rounds_us) us *= 0.9894;
+  for (StepParts& parts : copies.rounds_step_us) parts = parts.scaled(0.9894);
+  copies.step_us = copies.step_us.scaled(0.9894);
+  copies.samples_per_s /= 0.9894;
+  results.runs.push_back(copies);
+  Run alone = results.runs[4];
+  alone.devices = 1;
+  alone.rounds_us = results.runs[0].rounds_us;
+  alone.samples_per_s = results.runs[0].samples_per_s;
+  results.runs.push_back(alone);
+  results.batch_sweep = {{64, 8630}, {128, 17057}};
+  results.model = duet_test::made_up_model();
+  compare_with_single(results);
+  return results;
+}
+
+std::string shown(int columns) {
+  const std::string text = first_screen(full(), {.columns = columns});
+  std::istringstream lines(text);
+  int count = 0;
+  for (std::string line; std::getline(lines, line); ++count) CHECK(width(line) <= static_cast<std::size_t>(columns));
+  CHECK(count <= kScreenLines);
+  return text;
+}
+
+}  // namespace
+
+TEST_CASE("the first screen of 100 columns, and of no terminal") {
+  CHECK(shown(100) == R"(duet 0.1.0 · Example <CPU>, 2 cores, no GPU · simple_cnn, 0.42 M parameters · batch 128 · MNIST
+
+  2 devices train 1.91 times as fast as one (1.90..1.92), with dp; with ddp 1.60 times (1.59..1.62).
+  One device on all 2 cores reaches 1.82 times (1.82..1.82).
+
+  mode               1x..............................2x  speed-up      step   samples/s  same bits
+  single             +                                      1.00   17.07 ms       7,500  -
+  single, all cores  |                          +           1.82    9.39 ms      13,636  yes
+  dp 2               |                             +        1.91    8.96 ms      14,286  yes
+  ddp 2              |                   +                  1.60   10.67 ms      12,000  yes
+  dp 4               failed: replica 3 on cpu:3: out of memory
+  Noise: other modes on 1 device run single's own code, and read 1.00x..1.00x.
+
+  Why not 2x: a step of dp on 2 devices takes 8.96 ms, single's divided by 2 is 8.53 ms. Of the 0.43
+  ms:
+      0.23 ms (0.14..0.27)   devices slow each other down, without exchange too (copies 1.93x)
+      0.10 ms                a batch of 64 costs more than its share of 128
+      0.10 ms (0.10..0.10)   1.7 MB of gradients are moved and added
+     -0.01 ms                other, which the parts above count twice
+
+  Computed, not measured, for as many cores: on 4 devices ddp 0.6x, dp 1.2x; on 8 devices ddp 0.7x,
+  dp 0.8x.
+  All 9 rows and columns: --wide · report out/index.html · other links and hosts: duet predict
+  out/results.json
+)");
+  CHECK(first_screen(full(), {}) == shown(100));
+  CHECK(first_screen(full(), {.columns = 160}) == shown(100));
+}
+
+TEST_CASE("the first screen of 80 columns leaves samples a second out") {
+  CHECK(shown(80) == R"(duet 0.1.0 · Example <CPU>, 2 cores, no GPU · simple_cnn, 0.42 M parameters · b…
+
+  2 devices train 1.91 times as fast as one (1.90..1.92), with dp; with ddp 1.60
+  times (1.59..1.62). One device on all 2 cores reaches 1.82 times (1.82..1.82).
+
+  mode               1x........................2x  speed-up      step  same bits
+  single             +                                1.00   17.07 ms  -
+  single, all cores  |                     +          1.82    9.39 ms  yes
+  dp 2               |                       [+       1.91    8.96 ms  yes
+  ddp 2              |               +]               1.60   10.67 ms  yes
+  dp 4               failed: replica 3 on cpu:3: out of memory
+  Noise: other modes on 1 device run single's own code, and read 1.00x..1.00x.
+
+  Why not 2x: a step of dp on 2 devices takes 8.96 ms, single's divided by 2 is
+  8.53 ms. Of the 0.43 ms:
+      0.23 ms (0.14..0.27)   devices slow each other down, without exchange too…
+      0.10 ms                a batch of 64 costs more than its share of 128
+      0.10 ms (0.10..0.10)   1.7 MB of gradients are moved and added
+     -0.01 ms                other, which the parts above count twice
+
+  Computed, not measured, for as many cores: on 4 devices ddp 0.6x, dp 1.2x; on
+  8 devices ddp 0.7x, dp 0.8x.
+  All 9 rows and columns: --wide · report out/index.html · other links and
+  hosts: duet predict out/results.json
+)");
+}
+
+TEST_CASE("the first screen of 60 columns") {
+  const std::string text = shown(60);
+  CHECK_THAT(text, duet_test::ContainsSubstring("same bits") && !duet_test::ContainsSubstring("samples/s"));
+}
+
+TEST_CASE("a screen without rounds concludes nothing") {
+  Results results = duet_test::made_up();
+  for (Run& run : results.runs) {
+    run.rounds_us.clear();
+    run.rounds_step_us.clear();
+  }
+  compare_with_single(results);
+  const std::string text = first_screen(results, {});
+  CHECK_THAT(text, duet_test::ContainsSubstring("Nothing is concluded: too few rounds") &&
+                       duet_test::ContainsSubstring("failed: replica 3 on cpu:3: out of memory") &&
+                       !duet_test::ContainsSubstring("Why not"));
+}
+
+TEST_CASE("plain steps are no noise of replayed ones") {
+  Results results = full();
+  CHECK_THAT(first_screen(results, {}), duet_test::ContainsSubstring("Noise: "));
+  for (Run& run : results.runs) run.graph = run.mode == "single";
+  CHECK_THAT(first_screen(results, {}), !duet_test::ContainsSubstring("Noise: "));
+}
+
+TEST_CASE("a screen says that devices had no cores of their own, and which losses are not finite") {
+  Results results = duet_test::made_up();
+  results.machine.cores = 1;
+  std::erase_if(results.runs, [](const Run& run) { return run.threads_per_device > 1; });
+  for (Run& run : results.runs)
+    if (run.ok && run.mode == "dp") run.train_loss = {std::nan("")};
+  compare_with_single(results);
+  CHECK_THAT(first_screen(results, {}),
+             duet_test::ContainsSubstring("Nothing is concluded. 2 devices share 1 core: this measures overhead") &&
+                 duet_test::ContainsSubstring("The loss of dp 2 is not finite: --check-finite ends a training"));
+}

@@ -1,0 +1,171 @@
+#include "train/system/display.h"
+
+#include <sys/ioctl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <charconv>
+#include <chrono>
+#include <cmath>
+#include <cstdlib>
+#include <locale>
+#include <sstream>
+#include <string_view>
+
+#include "lib/error.h"
+#include "lib/parse_number.h"
+
+namespace duet::cli {
+namespace {
+
+constexpr int kBarWidth = 20;
+
+template <class... Format>
+std::string digits_of(double value, Format... format) {
+  char text[400];
+  return {text, std::to_chars(text, text + sizeof text, value, format...).ptr};
+}
+
+std::string painted(const std::string& text, const char* code, TerminalStyle style) {
+  return style.colour ? concat("\x1b[", code, "m", text, "\x1b[0m") : text;
+}
+
+}  // namespace
+
+std::string fixed(double value, int digits) {
+  if (!std::isfinite(value)) return std::isnan(value) ? "nan" : value < 0 ? "-inf" : "inf";
+  return digits_of(value, std::chars_format::fixed, digits);
+}
+
+std::string shortest(double value) { return digits_of(value); }
+
+std::string seconds(double value) { return fixed(value, value < 10 ? (value < 1 ? 3 : 2) : value < 100 ? 1 : 0); }
+
+std::string listed(const std::vector<std::string>& items, const char* last) {
+  std::string out;
+  for (std::size_t i = 0; i < items.size(); ++i) {
+    if (i > 0) out += i + 1 == items.size() ? concat(" ", last, " ") : ", ";
+    out += items[i];
+  }
+  return out;
+}
+
+std::string python_float(double value) {
+  if (!std::isfinite(value)) return fixed(value, 0);
+  const double size = std::fabs(value);
+  const bool exponent = size != 0 && (size < 1e-4 || size >= 1e16);
+  std::string out = digits_of(value, exponent ? std::chars_format::scientific : std::chars_format::fixed);
+  if (!exponent && out.find('.') == std::string::npos) out += ".0";
+  return out;
+}
+
+std::size_t width(const std::string& text) {
+  return static_cast<std::size_t>(
+      std::count_if(text.begin(), text.end(), [](char c) { return (static_cast<unsigned char>(c) & 0xC0) != 0x80; }));
+}
+
+std::string flush_left(const std::string& text, std::size_t column) {
+  return text + std::string(column - std::min(column, width(text)), ' ');
+}
+
+std::string flush_right(const std::string& text, std::size_t column) {
+  return std::string(column - std::min(column, width(text)), ' ') + text;
+}
+
+std::string network_text(const std::string& name, std::int64_t parameters) {
+  return concat(name, ", ", grouped(parameters), " parameters (", fixed(static_cast<double>(parameters) * 4 / 1e6, 1),
+                " MB of gradients)");
+}
+
+TerminalStyle terminal_style(bool is_terminal, bool quiet, const char* no_color, const char* term) {
+  const bool dumb = term == nullptr || std::string_view(term) == "dumb" || std::string_view(term).empty();
+  if (!is_terminal || quiet || dumb) return {};
+  return {.colour = no_color == nullptr || *no_color == '\0', .rewrite = true};
+}
+
+TerminalStyle terminal_style(std::FILE* stream, bool quiet) {
+  return terminal_style(isatty(fileno(stream)) == 1, quiet, std::getenv("NO_COLOR"), std::getenv("TERM"));
+}
+
+int terminal_columns(std::FILE* stream, int otherwise) {
+  winsize size{};
+  return ::ioctl(fileno(stream), TIOCGWINSZ, &size) == 0 && size.ws_col > 0 ? size.ws_col : otherwise;
+}
+
+std::string bold(const std::string& text, TerminalStyle style) { return painted(text, "1", style); }
+std::string green(const std::string& text, TerminalStyle style) { return painted(text, "32", style); }
+std::string red(const std::string& text, TerminalStyle style) { return painted(text, "31", style); }
+
+std::string to_line(const Progress& p) {
+  return concat("progress ", p.epoch, " ", p.epochs, " ", p.step, " ", p.steps, " ", fixed(p.loss, 6), " ",
+                fixed(p.samples_per_s, 1), " ", fixed(p.left_s, 1), "\n");
+}
+
+bool from_line(const std::string& line, Progress& progress) {
+  std::istringstream in(line);
+  in.imbue(std::locale::classic());
+  std::string word, loss;
+  Progress p;
+  if (!(in >> word >> p.epoch >> p.epochs >> p.step >> p.steps >> loss >> p.samples_per_s >> p.left_s) ||
+      word != "progress")
+    return false;
+  p.loss = parse_number<double>(loss).value_or(std::nan(""));  // streams do not read "nan"
+  progress = p;
+  return true;
+}
+
+std::string progress_text(const std::string& what, const Progress& p) {
+  const double share = p.steps > 0 ? static_cast<double>(p.step) / static_cast<double>(p.steps) : 0;
+  const int full = std::clamp(static_cast<int>(share * kBarWidth + 0.5), 0, kBarWidth);
+  std::string bar;
+  for (int i = 0; i < kBarWidth; ++i) bar += i < full ? "█" : " ";
+  const std::string text = concat(" ", what, " ▕", bar, "▏ epoch ", p.epoch, "/", p.epochs, "  ", p.step, "/", p.steps,
+                                  "  loss ", fixed(p.loss, 3));
+  if (!(p.samples_per_s > 0)) return text;
+  return concat(text, "  ", fixed(p.samples_per_s / 1000, 1), "k samples/s  ETA ", fixed(std::ceil(p.left_s), 0), " s");
+}
+
+void ProgressLine::show(const std::string& what, const Progress& progress) { show(progress_text(what, progress)); }
+
+void ProgressLine::show(const std::string& text) {
+  if (!style_.rewrite) return;
+  const auto now = Clock::now();
+  if (shown_ && now - last_ < std::chrono::milliseconds(100)) return;
+  last_ = now;
+  shown_ = true;
+  std::fprintf(stream_, "\r\x1b[K%s", text.c_str());
+  std::fflush(stream_);
+}
+
+void ProgressLine::clear() {
+  if (!shown_) return;
+  shown_ = false;
+  std::fputs("\r\x1b[K", stream_);
+  std::fflush(stream_);
+}
+
+std::string cut(const std::string& text, std::size_t columns) {
+  if (width(text) <= columns) return text;
+  std::size_t bytes = 0;
+  for (std::size_t shown = 0; shown + 1 < columns; ++shown) do
+      ++bytes;
+    while ((static_cast<unsigned char>(text[bytes]) & 0xC0U) == 0x80U);
+  return text.substr(0, bytes) + "…";
+}
+
+std::vector<std::string> wrapped(const std::string& text, std::size_t columns, std::size_t indent) {
+  std::vector<std::string> lines;
+  std::string line;
+  std::istringstream words(text);
+  for (std::string word; words >> word;) {
+    if (!line.empty() && indent + width(line) + 1 + width(word) > columns) {
+      lines.push_back(std::string(indent, ' ') + line);
+      line.clear();
+    }
+    line += (line.empty() ? "" : " ") + word;
+  }
+  if (!line.empty()) lines.push_back(std::string(indent, ' ') + line);
+  return lines;
+}
+
+}  // namespace duet::cli
