@@ -5,6 +5,7 @@
 #include <string>
 
 #include "compare/cost_model/simulate_step.h"
+#include "compare/report/report.h"
 
 namespace duet_test {
 namespace {
@@ -109,6 +110,12 @@ duet::cli::CostModel made_up_model() {
                                 .cost = {.latency_us = 2, .bytes_per_us = 8000}}};
   fill_derived(model);
   return model;
+}
+
+std::string findings_text(const duet::cli::Results& results) {
+  std::string all;
+  for (const std::string& sentence : findings(results)) all += sentence + "\n";
+  return all;
 }
 
 }  // namespace duet_test

@@ -14,12 +14,6 @@ using namespace duet::cli;
 
 namespace {
 
-std::string text_of(const Results& results) {
-  std::string all;
-  for (const std::string& sentence : findings(results)) all += sentence + "\n";
-  return all;
-}
-
 /// Twelve rounds of these parts, each of which varies by `noise` (a share of the step) on its own.
 void plant(Run& run, const StepParts& parts, double noise, std::uint64_t seed) {
   duet::Philox draws(seed);
@@ -58,7 +52,7 @@ StepParts half_and(double StepParts::*part, double us) {
 
 TEST_CASE("findings of a comparison") {
   CHECK(
-      text_of(duet_test::made_up()) ==
+      duet_test::findings_text(duet_test::made_up()) ==
       R"(At batch 128 on 2 devices, where 2x would be ideal, the speed-up over single is dp 1.91x ±0.02 and ddp 1.60x ±0.01.
 ddp on 2 devices takes 2,115 us ±70 a step more than single's step divided by 2; 1,500 us ±8 of it: waiting for all-reduces.
 A step of ddp on 2 devices communicates for 3,000 us, waiting for other ranks included. 50 % of it is hidden behind backward.
@@ -73,29 +67,34 @@ ddp on 4 devices does not end with single's bits; step 17 is the first to differ
 
 TEST_CASE("statistics of each device are said, and those of each rank that averages") {
   Results results = duet_test::made_up();
-  CHECK_THAT(text_of(results), !duet_test::ContainsSubstring("atch norm"));
+  CHECK_THAT(duet_test::findings_text(results), !duet_test::ContainsSubstring("atch norm"));
   results.runs[2].per_device_statistics = true;
-  CHECK_THAT(text_of(results),
+  CHECK_THAT(duet_test::findings_text(results),
              duet_test::ContainsSubstring("averaging sums up gradients alone: batch norm's running") &&
                  !duet_test::ContainsSubstring("--sync-bn"));
   results.runs[3].per_device_statistics = true;
-  CHECK_THAT(text_of(results), duet_test::ContainsSubstring("averaging sums up gradients alone") &&
-                                   duet_test::ContainsSubstring("with --sync-bn they have the same bits"));
+  CHECK_THAT(duet_test::findings_text(results),
+             duet_test::ContainsSubstring("averaging sums up gradients alone") &&
+                 duet_test::ContainsSubstring("with --sync-bn they have the same bits"));
 }
 
 TEST_CASE("uses of a parameter that devices added up explain other bits") {
   Results results = duet_test::made_up();
   const auto several =
       duet_test::ContainsSubstring("A parameter is used more than once in a step: each device adds up");
-  CHECK_THAT(text_of(results), !several && duet_test::ContainsSubstring("does not end with single's bits"));
+  CHECK_THAT(duet_test::findings_text(results),
+             !several && duet_test::ContainsSubstring("does not end with single's bits"));
   for (Run& run : results.runs) run.added_uses = true;
-  CHECK_THAT(text_of(results), several && !duet_test::ContainsSubstring("does not end with single's bits"));
+  CHECK_THAT(duet_test::findings_text(results),
+             several && !duet_test::ContainsSubstring("does not end with single's bits"));
   CHECK(same_result(results, results.runs[5]) == "several uses added up");
   CHECK(same_result(results, results.runs[4]) == "yes");
 }
 
 TEST_CASE("the loss that was put in is named, with its size and interval") {
-  const auto said = [](const StepParts& dp, const StepParts& ddp) { return text_of(planted(dp, ddp, 0.002)); };
+  const auto said = [](const StepParts& dp, const StepParts& ddp) {
+    return duet_test::findings_text(planted(dp, ddp, 0.002));
+  };
   const auto contains = [](const std::string& part) { return duet_test::ContainsSubstring(part); };
   for (const auto part : {&StepParts::scatter, &StepParts::replicate, &StepParts::gather}) {
     const std::string text = said(half_and(part, 1000), kHalf);
@@ -115,7 +114,8 @@ TEST_CASE("the loss that was put in is named, with its size and interval") {
   Run copies = results.runs[2];
   copies.mode = "copies";
   results.runs.push_back(copies);
-  CHECK_THAT(text_of(results), contains("all of it: devices slow each other down, without exchange too"));
+  CHECK_THAT(duet_test::findings_text(results),
+             contains("all of it: devices slow each other down, without exchange too"));
 }
 
 TEST_CASE("no sentence names a cause that the rounds do not tell apart, and none changes from draw to draw") {
@@ -123,12 +123,13 @@ TEST_CASE("no sentence names a cause that the rounds do not tell apart, and none
   even.forward += 800;
   for (std::uint64_t seed = 1; seed <= 20; ++seed) {
     INFO(seed);
-    const std::string text = text_of(planted(kHalf, even, 0.04, seed));
+    const std::string text = duet_test::findings_text(planted(kHalf, even, 0.04, seed));
     CHECK_THAT(text, !duet_test::ContainsSubstring("us a step more than single's step divided by 2;") &&
                          !duet_test::ContainsSubstring("divided by 2; "));
     CHECK_THAT(text, duet_test::ContainsSubstring("Withheld, because the rounds differ by more: ") &&
                          duet_test::ContainsSubstring("what causes the loss of ddp on 2 devices"));
-    const std::string clear = text_of(planted(kHalf, half_and(&StepParts::communication, 3000), 0.04, seed));
+    const std::string clear =
+        duet_test::findings_text(planted(kHalf, half_and(&StepParts::communication, 3000), 0.04, seed));
     CHECK_THAT(clear, duet_test::ContainsSubstring(" of it: waiting for all-reduces."));
   }
 }
@@ -137,7 +138,7 @@ TEST_CASE("a speed-up whose interval holds 1 is withheld, and is no headline") {
   StepParts same = kHalf;
   for (const PartName& part : kStepParts) same.*part.member *= 2;
   const Results results = planted(same, same, 0.05);
-  const std::string text = text_of(results);
+  const std::string text = duet_test::findings_text(results);
   CHECK(text.find("the speed-up over single") == std::string::npos);
   CHECK_THAT(text, duet_test::ContainsSubstring("the speed-up of dp on 2 devices (") &&
                        duet_test::ContainsSubstring("the speed-up of ddp on 2 devices ("));
@@ -247,7 +248,7 @@ TEST_CASE("a speed-up above what devices or cores can give is marked, and is nei
   CHECK(above_limit(results, results.runs[1]) == "above ideal");
   CHECK(above_limit(results, results.runs[2]).empty());
   CHECK(table_row(results, results.runs[1])[5].ends_with(" !"));
-  const std::string text = text_of(results);
+  const std::string text = duet_test::findings_text(results);
   CHECK_THAT(text, duet_test::ContainsSubstring("dp on 2 devices reads 4.0") &&
                        duet_test::ContainsSubstring("above ideal: marked with !"));
   CHECK_THAT(text, duet_test::ContainsSubstring("the speed-up over single is ddp 2.0"));
@@ -263,7 +264,7 @@ TEST_CASE("backends are named and compared") {
   plant(gloo, half_and(&StepParts::communication, 1000), 0.002, 77);
   results.runs.push_back(gloo);
   compare_with_single(results);
-  const std::string text = text_of(results);
+  const std::string text = duet_test::findings_text(results);
   CHECK_THAT(text, duet_test::ContainsSubstring("ddp over shm 2.00x ±0.0") &&
                        duet_test::ContainsSubstring("ddp over gloo 1.67x ±0.0") &&
                        duet_test::ContainsSubstring("ddp over shm on 2 devices is 1.20x ±0.0"));
@@ -272,10 +273,10 @@ TEST_CASE("backends are named and compared") {
 
 TEST_CASE("what other programs had is said above 2 %") {
   Results results = planted(kHalf, kHalf, 0.002);
-  CHECK(text_of(results).find("Other programs") == std::string::npos);
+  CHECK(duet_test::findings_text(results).find("Other programs") == std::string::npos);
   results.runs[0].other_programs_share = 0.031;
   results.runs[2].other_programs_share = 0.42;
-  CHECK_THAT(text_of(results),
+  CHECK_THAT(duet_test::findings_text(results),
              duet_test::ContainsSubstring("Other programs had 3 to 42 % of the cores while 2 of 3 rows were timed."));
 }
 
@@ -286,7 +287,8 @@ TEST_CASE("the ceiling is said with the speed-ups, and has a column") {
   copies.parameters_sha256.clear();
   results.runs.push_back(copies);
   compare_with_single(results);
-  CHECK_THAT(text_of(results), duet_test::ContainsSubstring("and 2 copies that exchange nothing reach 2.0"));
+  CHECK_THAT(duet_test::findings_text(results),
+             duet_test::ContainsSubstring("and 2 copies that exchange nothing reach 2.0"));
   CHECK(table_columns(results)[7] == "of copies");
   CHECK(table_row(results, results.runs[2])[7] == "83 %");
   CHECK(table_row(results, results.runs[3])[7] == "-");
@@ -295,7 +297,9 @@ TEST_CASE("the ceiling is said with the speed-ups, and has a column") {
 
 TEST_CASE("without rounds nothing is concluded from speeds, without single nothing is compared") {
   Results results = duet_test::made_up();
-  const auto says = [&](const std::string& text) { return text_of(results).find(text) != std::string::npos; };
+  const auto says = [&](const std::string& text) {
+    return duet_test::findings_text(results).find(text) != std::string::npos;
+  };
   SECTION("no rounds") {
     for (Run& run : results.runs) {
       run.rounds_us.clear();

@@ -51,12 +51,6 @@ Results weak_results() {
   return results;
 }
 
-std::string text_of(const Results& results) {
-  std::string all;
-  for (const std::string& sentence : findings(results)) all += sentence + "\n";
-  return all;
-}
-
 }  // namespace
 
 TEST_CASE("under weak scaling speed-up, interval and efficiencies are of samples a second") {
@@ -91,7 +85,7 @@ TEST_CASE("the losses of weak scaling begin with single's step, whose rows each 
 
 TEST_CASE("sentences of weak scaling name what is compared") {
   const Results results = weak_results();
-  const std::string text = text_of(results);
+  const std::string text = duet_test::findings_text(results);
   CHECK_THAT(text, ContainsSubstring(
                        "At batch 100 of each of 2 devices, where 2x would be ideal and 2 copies that exchange nothing "
                        "reach 1.90x ±0.01, the speed-up over single in samples a second is dp 1.60x ±0.01 and ddp "
@@ -123,11 +117,11 @@ TEST_CASE("under weak scaling ddp's parameters are compared with dp's of the sam
   CHECK(same(2) == "yes");  // dp 1 has single's batch
   CHECK(same(3) == "-");
   CHECK(same(4) == "yes");
-  CHECK_THAT(text_of(results), ContainsSubstring("ddp ended with the same bits as dp on 2 devices."));
-  CHECK_THAT(text_of(results), !ContainsSubstring("does not end with"));
+  CHECK_THAT(duet_test::findings_text(results), ContainsSubstring("ddp ended with the same bits as dp on 2 devices."));
+  CHECK_THAT(duet_test::findings_text(results), !ContainsSubstring("does not end with"));
   results.runs[4].parameters_sha256 = std::string(64, 'd');
   CHECK(same(4) == "no");
-  CHECK_THAT(text_of(results), ContainsSubstring("ddp on 2 devices does not end with dp's bits."));
+  CHECK_THAT(duet_test::findings_text(results), ContainsSubstring("ddp on 2 devices does not end with dp's bits."));
   results.runs[3].ok = false;
   CHECK(same(4) == "-");
   CHECK(same(1) == "-");
