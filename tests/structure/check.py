@@ -18,7 +18,7 @@ sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../
 from includes import lacking
 from public_headers import FOR_TORCH, PRIVATE, UMBRELLA, public_headers
 
-PROGRAM = ("measure", "model", "compare", "report", "cli")  # which includes as ORDER says
+PROGRAM = ("train", "compare", "cli")  # which includes as ORDER says
 FOLDERS = ("lib", "samplers", "dp", "ddp", "torch", *PROGRAM, "examples", "tests")
 SOURCE = (".h", ".hpp", ".cpp", ".cu", ".cuh")
 MAX_LINES = 600
@@ -43,7 +43,7 @@ ORDER = {
     "ddp": ("ddp/store", "ddp/group", "ddp/transport", "ddp/tcp", "ddp/gloo", "ddp/mpi", "ddp/shm", "ddp/nccl", "ddp/launch",
             "ddp"),
     "torch": ("torch", "torch/c10d", "torch/python"),
-    PROGRAM: ("cli/system", "measure", "cli/options", "model", "cli/train", "compare", "report", "cli"),
+    PROGRAM: ("train/system", "train/measure", "train/options", "train", "compare/cost_model", "compare", "compare/report", "cli"),
 }
 MAX_FILES = 30
 MAX_FUNCTION = 60  # lines
@@ -57,13 +57,13 @@ VENDORS = {
     r"(cuda|cublas|cudnn|nccl|curand)": r"lib/backend/cuda/.*|ddp/nccl/.*|tests/(cuda|fake_cuda|ptx|support/fake_cuda|support/ptx)/.*|tests/torch/simulated_gpu.cpp",
     r"gloo/": r"ddp/gloo/.*",
     r"mpi\.h": r"(tests/)?ddp/mpi/.*",
-    r"boost/": r"ddp/.*\.cpp|ddp/store/connection\.h|cli/.*\.cpp",
+    r"boost/": r"ddp/.*\.cpp|ddp/store/connection\.h|(train|compare|cli)/.*\.cpp",
     r"zlib\.h": r"lib/data/.*\.cpp|tests/.*",
     r"curl/": r"lib/data/.*\.cpp",
     r"(jpeglib|jerror|png)\.h": r"lib/data/images/.*\.cpp",
-    r"nlohmann/": r"lib/io/safetensors\.cpp|ddp/launch/error_file\.cpp|measure/json_fields\.h|(measure|model|compare|report|cli)/.*\.cpp|tests/.*\.cpp",
-    r"CLI/": r"cli/.*\.cpp|cli/options/command_line\.h|examples/.*",
-    r"(spdlog|fmt)/": r"(cli|ddp)/.*\.cpp",
+    r"nlohmann/": r"lib/io/safetensors\.cpp|ddp/launch/error_file\.cpp|train/measure/json_fields\.h|(train|compare|cli)/.*\.cpp|tests/.*\.cpp",
+    r"CLI/": r"(train/options|cli)/.*\.cpp|train/options/command_line\.h|examples/.*",
+    r"(spdlog|fmt)/": r"(train|compare|cli|ddp)/.*\.cpp",
     r"catch2/": r"tests/support/.*",
     r"pybind11/": r"torch/python/.*",
     r"(torch|ATen|c10)/": r"(torch|tests/torch|examples/torch)/.*",
