@@ -22,6 +22,8 @@ namespace duet {
 namespace {
 
 constexpr const char* kProbe = ".duet";
+/// A temporary file's name is the name of the file, this mark, and the number of the process that writes it.
+constexpr std::string_view kTemporaryMark = ".tmp.";
 
 Descriptor open_file(const std::string& path, int flags) {
   return Descriptor(uninterrupted([&] { return ::open(path.c_str(), flags | O_CLOEXEC, 0644); }));

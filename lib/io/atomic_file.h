@@ -20,8 +20,6 @@ namespace duet {
 void write_atomically(const std::string& path, const std::vector<std::span<const std::byte>>& parts);
 void write_atomically(const std::string& path, const std::string& text);
 
-/// A temporary file's name is the name of the file, this mark, and the number of the process that writes it.
-inline constexpr std::string_view kTemporaryMark = ".tmp.";
 /// Removes the temporary files in `folder` whose names begin with `start` and whose writers have ended, on whatever
 /// host: a writer holds a lock on its file. Where the file system has no locks, or the folder cannot be listed, it
 /// removes none.

@@ -88,6 +88,22 @@ TEST_CASE("files on disk, longer than a piece of the reader") {
   }
 }
 
+TEST_CASE("images of a plain file are mapped: others' writes to a new file and our own stay apart") {
+  const duet_test::TemporaryFolder folder;
+  const std::filesystem::path file = folder / "images";
+  const Bytes content = idx({2051, 2, 1, 3}, {1, 2, 3, 4, 5, 6});
+  duet_test::write_file(file, content);
+  const Tensor read = read_idx_images(file);
+  const auto pixels = [&] { return Bytes(read.span<std::uint8_t>().begin(), read.span<std::uint8_t>().end()); };
+  CHECK(read.shape() == Shape{2, 1, 1, 3});
+  CHECK(pixels() == Bytes{1, 2, 3, 4, 5, 6});
+  read.data<std::uint8_t>()[0] = 99;
+  CHECK(duet_test::read_file(file) == content);
+  std::filesystem::remove(file);
+  duet_test::write_file(file, idx({2051, 1, 1, 1}, {7}));
+  CHECK(pixels() == Bytes{99, 2, 3, 4, 5, 6});
+}
+
 TEST_CASE("every kind of damage is named, with the file, the field, what was found and what was expected") {
   const Bytes good = idx({2051, 2, 1, 3}, {1, 2, 3, 4, 5, 6}), packed = gzip(good);
   CHECK(about_images({}) == "a: is empty");

@@ -46,10 +46,8 @@ std::ptrdiff_t count_found(const MnistFiles& files) {
   return std::count_if(files.paths.begin(), files.paths.end(), [](const fs::path& path) { return !path.empty(); });
 }
 
-ImageDataset read_pair(const fs::path& image_path, const fs::path& label_path, MnistKind kind,
-                       const fs::path& unpacked) {
-  const Tensor images = unpacked.empty() ? read_idx_images(image_path) : read_idx_images_once(image_path, unpacked);
-  const Tensor labels = read_idx_labels(label_path);
+ImageDataset read_pair(const fs::path& image_path, const fs::path& label_path, MnistKind kind) {
+  const Tensor images = read_idx_images(image_path), labels = read_idx_labels(label_path);
   require<DataError>(images.size(2) == kImageSide && images.size(3) == kImageSide, image_path.string(), ": images are ",
                      images.size(2), " x ", images.size(3), ", expected ", kImageSide, " x ", kImageSide);
   require<DataError>(images.size(0) == labels.size(0), label_path.string(), ": field 'number of labels' is ",
@@ -69,10 +67,8 @@ std::string origin_of(const Mnist& data, const MnistFiles& files, MnistKind kind
   return concat(name(kind), ", ", counts(data), " images from ", files.folder.lexically_normal().string());
 }
 
-fs::path cache_of(const MnistOptions& options) { return options.cache.value_or(cache_folder()); }
-
 Mnist read_limited(const MnistFiles& files, const MnistOptions& options) {
-  Mnist data = read_mnist(files, options.kind, cache_of(options) / "unpacked");
+  Mnist data = read_mnist(files, options.kind);
   data.train = first_images(data.train, options.train_images);
   data.test = first_images(data.test, options.test_images);
   data.origin = origin_of(data, files, options.kind);
@@ -133,10 +129,10 @@ MnistFiles find_mnist(const fs::path& folder, MnistKind kind) {
   return count_found(inside) > count_found(direct) ? inside : direct;
 }
 
-Mnist read_mnist(const MnistFiles& files, MnistKind kind, const fs::path& unpacked) {
+Mnist read_mnist(const MnistFiles& files, MnistKind kind) {
   require<DataError>(files.complete(), files.folder.string(), ": lacks ", files.missing());
-  Mnist data{read_pair(files.paths[0], files.paths[1], kind, unpacked),
-             read_pair(files.paths[2], files.paths[3], kind, unpacked), "", false};
+  Mnist data{read_pair(files.paths[0], files.paths[1], kind), read_pair(files.paths[2], files.paths[3], kind), "",
+             false};
   data.origin = origin_of(data, files, kind);
   return data;
 }
@@ -154,7 +150,7 @@ Mnist load_mnist(const MnistOptions& options) {
   if (options.data == kSynthetic) return draw(options, "as asked");
   if (const std::optional<MnistFiles> named = named_files(options)) return read_limited(*named, options);
 
-  const fs::path cache = cache_of(options);
+  const fs::path cache = options.cache.value_or(cache_folder());
   std::string incomplete;
   for (const fs::path& folder : {options.here / "data", cache, options.packaged}) {
     const MnistFiles files = find_mnist(folder, options.kind);

@@ -44,9 +44,8 @@ struct Mnist {
 };
 
 /// Each kind is normalised by its own mean and deviation. Throws DataError as lib/data/mnist/idx.h, for images that are
-/// not 28 x 28, and when a set's labels and images differ in number. `unpacked`: folder where unpacked copies are kept
-/// and looked for (lib/data/mnist/idx.h); empty: nowhere.
-Mnist read_mnist(const MnistFiles& files, MnistKind kind, const std::filesystem::path& unpacked = {});
+/// not 28 x 28, and when a set's labels and images differ in number.
+Mnist read_mnist(const MnistFiles& files, MnistKind kind);
 
 /// Progress of a download: file name, bytes so far, bytes in all (0 while that is unknown).
 using DownloadProgress = std::function<void(const std::string& file, std::uint64_t done, std::uint64_t total)>;
@@ -74,8 +73,7 @@ void require_mnist(const MnistOptions& options);
 
 /// Looks in `data`, $DUET_DATA, ./data, the cache folder and that of Debian's packages, in this order. Either of the
 /// first two, if given, must hold a complete set: else DataError says what is missing. If nothing is found: downloads
-/// if `download` is set, else draws digits, as `origin` then says. Packed images are unpacked once: copies are kept in
-/// the cache's folder `unpacked`.
+/// if `download` is set, else draws digits, as `origin` then says.
 Mnist load_mnist(const MnistOptions& options);
 
 /// Puts the four files, unpacked, into `folder`, which is made if absent. Files that are there and whole are kept; each
