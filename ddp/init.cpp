@@ -19,7 +19,6 @@
 #include "ddp/connect.h"
 #include "ddp/elastic_group.h"
 #include "ddp/group/flight_recorder.h"
-#include "ddp/launch/job_processes.h"
 #include "ddp/launch/rank_environment.h"
 #include "ddp/shm/shared_segment.h"
 #include "ddp/store/file_store.h"
@@ -268,14 +267,11 @@ std::shared_ptr<Store> open_store(const InitOptions& options, const Rendezvous& 
   }
   if (meeting.scheme == "file")
     return std::make_shared<FileStore>(meeting.place, meeting.run, meeting.world_size, options.join_timeout);
-  const std::string secret = given_secret();
-  if (meeting.rank == 0 && !secret.empty() && !environment_variable(kJobVariable))
-    if (const std::string weakness = weakness_of(secret); !weakness.empty()) remark(options, weakness);
   TcpStoreOptions tcp_options{.host = meeting.host,
                               .port = meeting.port,
                               .more_ports = meeting.more_ports,
                               .run = meeting.run,
-                              .secret = secret,
+                              .secret = given_secret(),
                               .one_host = meeting.one_host,
                               .serve = meeting.rank == 0 && !environment_variable(kElasticVariable),  // else a launcher
                               .ranks = meeting.world_size,

@@ -39,8 +39,7 @@ struct InitOptions {
   /// Rank 0 also remarks on who has joined from where: "rank 1 joined: process 123 on node7 at 10.0.0.7". Also where
   /// the launcher sets DUET_VERBOSE.
   bool verbose = false;
-  /// Gets rank 0's remarks, instead of stderr: those, and of a secret that can be guessed where no launcher of duet has
-  /// said so.
+  /// Gets these remarks of rank 0, instead of stderr.
   std::function<void(const std::string& remark)> on_remark{};
   /// This rank's device, for nccl; the GPU with the number LOCAL_RANK unless set.
   std::optional<Device> device{};

@@ -580,9 +580,7 @@ LaunchResult launch(const LaunchOptions& options) {
   JobGuard guard(job);
   RankVariables common{
       .port = port ? port->port() : options.master_port, .run_id = run_id_of(options, name), .job = job};
-  const std::string given = given_secret(), weakness = given.empty() ? "" : weakness_of(given);
-  if (!weakness.empty()) remark(options, output, weakness);
-  common.secret = secret_of(options, given);
+  common.secret = secret_of(options, given_secret());
   for (;; ++common.attempt) {
     LaunchResult result = Job(options, signals, output, guard, common, cores, folder).run();
     end_processes_of(job);

@@ -8,7 +8,6 @@
 #include <algorithm>
 #include <cctype>
 #include <cerrno>
-#include <cmath>
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
@@ -135,64 +134,6 @@ std::string user_secret() {
   require<UsageError>(secret.size() == 2 * kSecretBytes, "the secret of this user's ranks: ", path, " has ",
                       secret.size(), " bytes, expected ", 2 * kSecretBytes, "; removing it would help");
   return secret;
-}
-
-namespace {
-
-bool is_between(char byte, char first, char last) { return first <= byte && byte <= last; }
-bool is_lower(char byte) { return is_between(byte, 'a', 'z'); }
-bool is_upper(char byte) { return is_between(byte, 'A', 'Z'); }
-bool is_digit(char byte) { return is_between(byte, '0', '9'); }
-
-/// How many bytes there are of the kinds that occur.
-double alphabet_of(std::string_view text) {
-  const auto all = [&](auto&& is) { return std::all_of(text.begin(), text.end(), is); };
-  const auto any = [&](auto&& is) { return std::any_of(text.begin(), text.end(), is); };
-  for (const char a : {'a', 'A'})
-    if (all([a](char byte) { return is_digit(byte) || is_between(byte, a, static_cast<char>(a + 5)); })) return 16;
-  const auto is_other = [](char byte) {
-    return is_between(byte, ' ', '~') && !is_lower(byte) && !is_upper(byte) && !is_digit(byte);
-  };
-  return 26 * any(is_lower) + 26 * any(is_upper) + 10 * any(is_digit) + 33 * any(is_other) +
-         161 * any([](char byte) { return !is_between(byte, ' ', '~'); });
-}
-
-/// Whether the byte stands among five or more letters of one case.
-bool is_of_word(std::string_view text, std::size_t at) {
-  for (const auto is : {is_lower, is_upper}) {
-    std::size_t begin = at, end = at;
-    while (begin > 0 && is(text[begin - 1])) --begin;
-    while (end < text.size() && is(text[end])) ++end;
-    if (end > at && end - begin >= 5) return true;
-  }
-  return false;
-}
-
-}  // namespace
-
-double entropy_bits(std::string_view text) {
-  const double alphabet = alphabet_of(text);
-  double bits = 0;
-  for (std::size_t i = 0; i < text.size(); ++i) {
-    const bool repeats = i > 0 && text.substr(0, i).find(text.substr(i - 1, 2)) != std::string_view::npos;
-    const bool continues = i > 1 && text[i] - text[i - 1] == text[i - 1] - text[i - 2];
-    const bool word = alphabet > 16 && is_of_word(text, i);
-    bits += repeats || continues ? 1 : word ? 2 : std::log2(alphabet);
-  }
-  return bits;
-}
-
-std::string weakness_of(std::string_view secret) {
-  constexpr double kEnoughBits = 80, kGuessesPerS = 200'000, kDayS = 86'400, kYearDays = 365;
-  const double bits = entropy_bits(secret), days = std::exp2(bits - 1) / kGuessesPerS / kDayS;
-  if (bits >= kEnoughBits) return {};
-  const std::string time = days < 2           ? std::string("less than two days")
-                           : days < kYearDays ? concat("about ", std::llround(days), " days")
-                                              : concat("about ", grouped(std::llround(days / kYearDays)), " years");
-  return concat(environment_variable(kSecretFileVariable) ? kSecretFileVariable : kSecretVariable,
-                ": the secret has about ", std::llround(bits), " bits of entropy, by an estimate: who records how two ",
-                "ranks meet can guess it at 200,000 a second on each core, in ", time, " on one; expected ",
-                kEnoughBits, " bits or more, as openssl rand -hex 32 makes them");
 }
 
 std::string random_bytes(std::size_t count) {

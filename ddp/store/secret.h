@@ -22,14 +22,6 @@ std::string given_secret();
 /// starts inherits it; given_secret() still finds it. DUET_SECRET_FILE stays: a path is no secret.
 void hide_secret();
 
-/// An estimate of the bits of entropy of a text, rather too many than too few: letters of a word count 2 each, bytes
-/// that repeat or continue a sequence 1, others log2 of the alphabet that is used.
-double entropy_bits(std::string_view text);
-
-/// Why a secret could be guessed by someone who has recorded a handshake, and how to make a better one; empty for 80
-/// bits or more.
-std::string weakness_of(std::string_view secret);
-
 /// The secret of this user on this host, which no other user can read: in a file in a private folder (see
 /// private_folder()) that the first caller makes, and that stays. Throws CommError, UsageError when the file is
 /// damaged.

@@ -21,7 +21,6 @@ using namespace std::chrono_literals;
 
 namespace {
 
-const std::string kWords = "correct horse battery staple";
 const std::string kRandom = "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08";
 
 }  // namespace
@@ -45,30 +44,6 @@ TEST_CASE("jobs that are given one secret have keys of their own, and a rank of 
   };
   CHECK_NOTHROW(call(client));
   CHECK_THROWS_WITH(call(second), ContainsSubstring("has another secret than this rank"));
-}
-
-TEST_CASE("the entropy of a secret is estimated, and a low one explained") {
-  const std::vector<std::pair<std::string, double>> most = {
-      {std::string(32, 'a'), 40},    {"0123456789abcdef", 32},         {"passwordpassword", 40},  {kWords, 79},
-      {"sixteen bytes or more", 79}, {"abcabcabcabcabcabcabcabc", 40}, {"Passw0rd!Passw0rd!", 79}};
-  for (const auto& [text, bits] : most) {
-    CAPTURE(text);
-    CHECK(entropy_bits(text) < bits);
-    CHECK_THAT(weakness_of(text), ContainsSubstring("bits of entropy") && ContainsSubstring("openssl rand -hex 32"));
-  }
-  for (const std::string& text : {kRandom, kRandom.substr(0, 32), std::string("q83vEjRWeJCrze8SNFZ4kLD+7A=="),
-                                  std::string("T7#pQ2x!mZ9&kL4w"), random_bytes(32)})
-    CHECK(weakness_of(text).empty());
-  CHECK_THAT(weakness_of("0123456789abcdef"), ContainsSubstring("in less than two days on one"));
-}
-
-TEST_CASE("a launcher remarks on a secret that can be guessed") {
-  const auto remarks = [](const std::string& secret) {
-    const duet_test::Variable given(kSecretVariable, secret);
-    return run_worker(2, {"rounds", "1"}).remarks;
-  };
-  CHECK(remarks(kWords) == std::vector<std::string>{weakness_of(kWords)});
-  CHECK(remarks(kRandom).empty());
 }
 
 TEST_CASE("programs that ranks start do not inherit the secret, but ranks of a launcher in one do") {
