@@ -3,7 +3,6 @@
 #include <cstdint>
 #include <cstdio>
 #include <string>
-#include <vector>
 
 #include "cli/share.h"
 #include "cli/show.h"
@@ -44,42 +43,19 @@ std::string machine_line(const CompareOptions& options, const Machine& machine) 
   return text + (options.device == DeviceKind::cpu && machine.gpus.empty() ? " · no GPU" : "");
 }
 
-ShowSettings show_settings(const CompareOptions& options, std::FILE* out) {
-  return {.wide = options.wide,
-          .tutorial = options.tutorial,
-          .style = terminal_style(out, options.quiet),
-          .out = options.out};
-}
-
 void write_report(const CompareOptions& options, const Results& results, const std::string& command_line) {
   write_output(options.out + "/results.json", to_json(results));
   write_output(options.out + "/results.csv", to_csv(results));
   write_output(options.out + "/index.html", to_html(results, command_line, options.time_budget_s));
-}
-
-/// Writes the page and the JSON of several batches. `partial`: not all were compared, or not to the end. Throws
-/// DataError.
-void report_batches(const CompareOptions& options, const std::vector<Results>& batches, bool partial,
-                    const std::string& command_line) {
-  const std::string json = batches_json(batches, partial);
-  write_output(options.out + "/results.json", json);
-  write_output(options.out + "/index.html", batches_page(batches, partial, command_line));
-  write_json(options.json, json);
-}
-
-bool all_ok(const Results& results) {
-  return std::all_of(results.runs.begin(), results.runs.end(), [](const Run& run) { return run.ok; });
+  write_json(options.json, to_json(results));
 }
 
 }  // namespace
 
 int run(const CompareOptions& options, const std::string& command_line) {
   std::FILE* const out = text_stream(options.json);
-  const std::vector<CompareOptions> batches = options_of_batches(options);
-  const bool several = batches.size() > 1;
   require_available(options.device);
   require_writable(options.out, 1 << 20);
-  for (const CompareOptions& one : batches) require_writable(one.out, 1 << 20);
   require_json_output(options.json);  // which may lie in that folder
   if (!options.share.empty()) require_new_folder(options.share);
   const Machine machine = this_machine();
@@ -95,34 +71,23 @@ int run(const CompareOptions& options, const std::string& command_line) {
                    network_text(options.model, parameters).c_str(), printable(images.description).c_str());
   }
   note_signals();
-  std::vector<Results> all;
-  bool partial = false;
-  for (const CompareOptions& one : batches) {
-    if (partial) break;
-    if (several) print_batch_title(one.batch, show_settings(one, out), out);
-    std::fflush(out);
-    settings.batch = one.batch;
-    Results results = run_cells(one, machine, settings);
-    results.parameters = parameters;
-    partial = results.partial;
-    if (results.runs.empty()) continue;
-    print_results(results, show_settings(one, out),
-                  out);  // first, so that a disk that is full by now does not take it along
-    write_report(one, results, command_line);
-    all.push_back(results);
+  std::fflush(out);
+  Results results = run_cells(options, machine, settings);
+  results.parameters = parameters;
+  if (!results.runs.empty()) {
+    const ShowSettings show{.wide = options.wide,
+                            .tutorial = options.tutorial,
+                            .style = terminal_style(out, options.quiet),
+                            .out = options.out};
+    print_results(results, show, out);  // first, so that a disk that is full by now does not take it along
+    write_report(options, results, command_line);
+    if (!options.share.empty()) {
+      share(options, results, machine, command_line);
+      std::fprintf(out, "\nto send: %s, in which neither user nor host are named\n", options.share.c_str());
+    }
   }
-  if (several && !all.empty()) {
-    print_batches(all, show_settings(options, out), out);
-    report_batches(options, all, partial, command_line);
-  } else if (!all.empty()) {
-    write_json(options.json, to_json(all.front()));
-  }
-  if (!options.share.empty() && !all.empty()) {
-    share(options, all, partial, machine, command_line);
-    std::fprintf(out, "\nto send: %s, in which neither user nor host are named\n", options.share.c_str());
-  }
-  if (partial) return 128 + noted_signal();
-  return std::all_of(all.begin(), all.end(), all_ok) ? 0 : 1;
+  if (results.partial) return 128 + noted_signal();
+  return std::all_of(results.runs.begin(), results.runs.end(), [](const Run& run) { return run.ok; }) ? 0 : 1;
 }
 
 }  // namespace duet::cli

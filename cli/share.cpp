@@ -84,30 +84,19 @@ Json without(const PrivateNames& names, Json value) {
 }
 
 struct SharedFile {
-  std::string name, text;  // a name such as "batch-32/results.json"
+  std::string name, text;
 };
 
-std::vector<SharedFile> files_of(const CompareOptions& options, std::vector<Results> batches, bool partial,
-                                 const Machine& machine, const std::string& command_line) {
+std::vector<SharedFile> files_of(const CompareOptions& options, Results results, const Machine& machine,
+                                 const std::string& command_line) {
   const PrivateNames names = private_names(options);
   const std::string program = "duet";
   const std::string command = program + without(names, command_line.substr(program.size()));
-  const double budget_s = options.time_budget_s / static_cast<double>(options.batches.size());
-  const bool several = options.batches.size() > 1;
-  std::vector<SharedFile> files;
-  for (Results& results : batches) {
-    change_texts(results, [&](const std::string& text) { return without(names, text); });
-    const std::string folder = several ? batch_folder(results.settings.batch) + "/" : "";
-    files.push_back({folder + "results.json", to_json(results)});
-    files.push_back({folder + "index.html", to_html(results, command, budget_s)});
-  }
-  if (several) {
-    files.push_back({"results.json", batches_json(batches, partial)});
-    files.push_back({"index.html", batches_page(batches, partial, command)});
-  }
-  files.push_back({"info.json", text_of(without(names, parsed_json(info_json(machine))))});
-  files.push_back({"command.txt", command + "\n"});
-  return files;
+  change_texts(results, [&](const std::string& text) { return without(names, text); });
+  return {{"results.json", to_json(results)},
+          {"index.html", to_html(results, command, options.time_budget_s)},
+          {"info.json", text_of(without(names, parsed_json(info_json(machine))))},
+          {"command.txt", command + "\n"}};
 }
 
 /// The name that rename() takes: it follows no link and refuses a slash at the end.
@@ -163,17 +152,14 @@ void require_new_folder(const std::string& folder) {
               [&] { require_writable(folder_of(resolved(folder)), 1 << 20); });
 }
 
-void share(const CompareOptions& options, const std::vector<Results>& batches, bool partial, const Machine& machine,
+void share(const CompareOptions& options, const Results& results, const Machine& machine,
            const std::string& command_line) {
   const std::string place = resolved(options.share);
   const TemporaryFolder temporary(folder_of(place));  // on the same disk, for rename()
   const std::string made = temporary.path() + "/shared";
   make_folder(made);
-  for (const SharedFile& file : files_of(options, batches, partial, machine, command_line)) {
-    const std::string path = made + "/" + file.name;
-    make_folder(folder_of(path));
-    write_atomically(path, file.text);
-  }
+  for (const SharedFile& file : files_of(options, results, machine, command_line))
+    write_atomically(made + "/" + file.name, file.text);
   require<DataError>(std::rename(made.c_str(), place.c_str()) == 0, "--share ", options.share,
                      ": cannot be made: ", last_errno);
 }
@@ -181,11 +167,6 @@ void share(const CompareOptions& options, const std::vector<Results>& batches, b
 Results read_results(const std::string& file) {
   const std::string text = read_file(file);
   return with_prefix([&] { return file + ": "; }, [&] { return results_from_json(text); });
-}
-
-std::vector<Results> read_batches(const std::string& file) {
-  const std::string text = read_file(file);
-  return with_prefix([&] { return file + ": "; }, [&] { return batches_from_json(text); });
 }
 
 }  // namespace duet::cli

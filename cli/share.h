@@ -23,14 +23,12 @@ std::string without(const PrivateNames& names, const std::string& text);
 
 /// Throws DataError unless `folder` can be made, or is there and empty.
 void require_new_folder(const std::string& folder);
-/// Makes `folder` of --share, whole or not at all: results.json and index.html (of several batches also a folder with
-/// these for each), info.json and command.txt. Throws DataError, also where it is there by now and not empty.
-void share(const CompareOptions& options, const std::vector<Results>& batches, bool partial, const Machine& machine,
+/// Makes the folder of --share, whole or not at all: results.json, index.html, info.json and command.txt. Throws
+/// DataError, also if it is there by now and not empty.
+void share(const CompareOptions& options, const Results& results, const Machine& machine,
            const std::string& command_line);
 
 /// Reads results.json; errors name the file.
 Results read_results(const std::string& file);
-/// Reads results as read_results() does, of one or of several batches.
-std::vector<Results> read_batches(const std::string& file);
 
 }  // namespace duet::cli

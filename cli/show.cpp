@@ -2,12 +2,12 @@
 
 #include <filesystem>
 #include <system_error>
+#include <vector>
 
 #include "cli/share.h"
 #include "compare/report/report.h"
 #include "compare/report/scaling.h"
 #include "lib/base/text.h"
-#include "lib/error.h"
 #include "lib/io/folder.h"
 #include "train/options/options.h"
 #include "train/system/files.h"
@@ -34,19 +34,11 @@ std::string report_folder(const std::string& file) {
 /// Prints again what duet compare printed.
 void show_again(const ShowOptions& options, TerminalStyle style, std::FILE* out) {
   const std::string file = file_of(options.a);
-  std::vector<Results> batches = read_batches(file);
-  for (Results& results : batches) clean(results);
-  const ShowSettings all{
+  Results results = read_results(file);
+  clean(results);
+  const ShowSettings settings{
       .wide = options.wide, .tutorial = options.tutorial, .style = style, .out = report_folder(file)};
-  for (const Results& results : batches) {
-    ShowSettings one = all;
-    if (batches.size() > 1) {
-      if (!all.out.empty()) one.out += "/" + batch_folder(results.settings.batch);
-      print_batch_title(results.settings.batch, one, out);
-    }
-    print_results(results, one, out);
-  }
-  if (batches.size() > 1) print_batches(batches, all, out);
+  print_results(results, settings, out);
 }
 
 void print_execution_times(const Results& results, std::FILE* out) {
@@ -80,18 +72,6 @@ void print_results(const Results& results, const ShowSettings& settings, std::FI
       .columns = terminal_columns(out, kScreenColumns), .style = settings.style, .out = settings.out};
   std::fprintf(out, "\n%s", first_screen(results, screen).c_str());
   if (settings.tutorial) print_execution_times(results, out);
-}
-
-void print_batch_title(std::int64_t batch, const ShowSettings& settings, std::FILE* out) {
-  std::fprintf(out, "\n%s\n", bold(concat("batch ", batch), settings.style).c_str());
-}
-
-void print_batches(const std::vector<Results>& batches, const ShowSettings& settings, std::FILE* out) {
-  if (const std::string text = batch_table(batches, settings.style); !text.empty())
-    std::fprintf(out, "\n%s", text.c_str());
-  for (const std::string& sentence : batch_findings(batches)) std::fprintf(out, "  %s\n", sentence.c_str());
-  if (!settings.out.empty())
-    std::fprintf(out, "\nreport %s/index.html · data %s/results.json\n", settings.out.c_str(), settings.out.c_str());
 }
 
 int run(const ShowOptions& options, const std::string&) {

@@ -132,50 +132,15 @@ std::string csv_line(const Run& run, bool names) {
   return line;
 }
 
-/// Refuses the results of several batches by a DataError that names the file of each batch.
-void require_one_batch(const Json& json) {
-  if (!json.is_object() || !json.contains("batches")) return;
-  std::vector<std::string> files;
-  for (const Json& batch : json.at("batches")) {
-    Results one;
-    Settings settings{one};
-    JsonReader io(batch);
-    io("settings", settings);
-    files.push_back(batch_folder(one.settings.batch) + "/results.json");
-  }
-  throw DataError(concat("results of several batches, expected those of one: ", listed(files, "or"),
-                         " in the folder of duet compare --out"));
-}
+}  // namespace
 
-Json parsed_results(const std::string& text) {
-  Json json = parsed_json(text);
+Results results_from_json(const std::string& text) {
+  const Json json = parsed_json(text);
   require<DataError>(!json.is_discarded(), "not JSON, expected the results.json of duet compare");
-  return json;
-}
-
-Results results_of(const Json& json) {
   Results results;
   JsonReader io(json);
   fields(io, results);
   return results;
-}
-
-}  // namespace
-
-Results results_from_json(const std::string& text) {
-  const Json json = parsed_results(text);
-  require_one_batch(json);
-  return results_of(json);
-}
-
-std::vector<Results> batches_from_json(const std::string& text) {
-  const Json json = parsed_results(text);
-  if (!json.is_object() || !json.contains("batches")) return {results_of(json)};
-  require<DataError>(json.at("batches").is_array(), "field 'batches' is no list, expected the results of each batch");
-  std::vector<Results> batches;
-  for (const Json& one : json.at("batches")) batches.push_back(results_of(one));
-  require<DataError>(!batches.empty(), "field 'batches' is empty, expected the results of each batch");
-  return batches;
 }
 
 void change_texts(Results& results, const std::function<std::string(const std::string&)>& change) {
@@ -203,8 +168,6 @@ std::string to_csv(const Results& results) {
 std::string batch_text(const Results& results) {
   return concat("batch ", results.settings.batch, results.weak ? " of each device" : "");
 }
-
-std::string batch_folder(std::int64_t batch) { return concat("batch-", batch); }
 
 bool all_cores_row(const Results& results, const Run& run) {
   return run.mode == "single" && run.threads_per_device > usual_threads(results);

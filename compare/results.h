@@ -37,8 +37,6 @@ struct Results {
 /// results.json. Reading throws DataError that names the field.
 std::string to_json(const Results& results);
 Results results_from_json(const std::string& text);
-/// Parses results as results_from_json() does, of one or of several batches.
-std::vector<Results> batches_from_json(const std::string& text);
 
 /// Puts every text that is free in results.json, so that a person or the system may have named it, through `change`.
 void change_texts(Results& results, const std::function<std::string(const std::string&)>& change);
@@ -60,8 +58,6 @@ std::string base_note(const Results& results);
 const Run* find_run(const Results& results, const std::string& mode, int devices);
 /// "batch 128", of weak scaling "batch 128 of each device".
 std::string batch_text(const Results& results);
-/// "batch-32": the folder of a batch's own report, of several.
-std::string batch_folder(std::int64_t batch);
 /// True for the extra row "single, all cores".
 bool all_cores_row(const Results& results, const Run& run);
 /// True where devices (times threads) outnumber the cores, or share GPUs: what is measured then is overhead.

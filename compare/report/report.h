@@ -7,7 +7,6 @@
 
 #include "compare/report/page/page.h"
 #include "compare/results.h"
-#include "train/options/options.h"
 #include "train/system/display.h"
 
 namespace duet::cli {
@@ -92,21 +91,5 @@ Chart device_memory_chart(const Results& results);
 
 /// index.html: one file that needs no network, with what repeating the run needs beyond results.json.
 std::string to_html(const Results& results, const std::string& command_line, double time_budget_s);
-
-// Comparisons of the same cells with several batches, read together.
-/// Options for the comparison of each batch, in the order given: with its part of the time budget and a folder in that
-/// of all. For one batch the options are left as they are.
-std::vector<CompareOptions> options_of_batches(const CompareOptions& options);
-/// Speed-ups on the most devices on which a mode has one, those that share cores or GPUs only where all do: a row per
-/// batch, a column per mode; empty where there are none.
-std::string batch_table(const std::vector<Results>& batches, TerminalStyle style);
-/// At which batches a mode is faster than single, and at which slower, as far as intervals show it.
-std::vector<std::string> batch_findings(const std::vector<Results>& batches);
-/// Speed-up against batch: a line per mode and number of devices above 1, with bars from end to end of the interval.
-Chart batch_chart(const std::vector<Results>& batches);
-/// The page over all batches, with links to theirs.
-std::string batches_page(const std::vector<Results>& batches, bool partial, const std::string& command_line);
-/// JSON with a list "batches" of the results.json of each.
-std::string batches_json(const std::vector<Results>& batches, bool partial);
 
 }  // namespace duet::cli

@@ -83,12 +83,13 @@ TEST_CASE("the names of this user and host, and the paths of options, are privat
 
 TEST_CASE("a share is one folder, without what tells who made it") {
   const TemporaryFolder folder;
-  const std::string place = folder.path() + "/run1";
-  share(options_of(place), {telling(place)}, false, machine(), "duet compare --model " + place + "/private/net.so");
+  const std::string parent = folder.path() + "/new", place = parent + "/run1";
+  require_new_folder(place);
+  share(options_of(place), telling(place), machine(), "duet compare --model " + place + "/private/net.so");
   std::vector<std::string> names = list_folder(place);
   std::sort(names.begin(), names.end());
   CHECK(names == std::vector<std::string>{"command.txt", "index.html", "info.json", "results.json"});
-  CHECK(list_folder(folder.path()).size() == 2);  // with its lock
+  CHECK(list_folder(parent) == std::vector<std::string>{"run1"});
   CHECK(read_file(place + "/command.txt") == "duet compare --model net.so\n");
   const Results read = read_results(place + "/results.json");
   CHECK(read.settings.model == "net.so");
@@ -108,24 +109,6 @@ TEST_CASE("a share is one folder, without what tells who made it") {
   }
 }
 
-TEST_CASE("a share of several batches has a folder of each") {
-  const TemporaryFolder folder;
-  CompareOptions options = options_of(folder.path() + "/new/run");
-  options.batches = {32, 128};
-  std::vector<Results> batches = {duet_test::made_up(), duet_test::made_up()};
-  batches[0].settings.batch = 32;
-  require_new_folder(options.share);
-  share(options, batches, false, machine(), "duet compare --batch 32,128");
-  for (const char* const file : {"batch-32/results.json", "batch-32/index.html", "batch-128/results.json",
-                                 "results.json", "index.html", "info.json", "command.txt"}) {
-    INFO(file);
-    CHECK_FALSE(read_file(options.share + "/" + file).empty());
-  }
-  CHECK_THROWS_WITH(
-      read_results(options.share + "/results.json"),
-      ContainsSubstring("/results.json: results of several batches, expected those of one: batch-32/results.json or"));
-}
-
 TEST_CASE("a share that cannot be made is refused, and what is there stays") {
   const TemporaryFolder folder;
   const std::string place = folder.path() + "/run/";
@@ -136,7 +119,7 @@ TEST_CASE("a share that cannot be made is refused, and what is there stays") {
   write_output(place + "other", "mine, too");
   const std::string expected = "--share " + place + ": holds notes, expected a new or an empty folder";
   CHECK_THROWS_WITH(require_new_folder(place), expected);
-  CHECK_THROWS_WITH(share(options_of(place), {duet_test::made_up()}, false, machine(), "duet compare"),
+  CHECK_THROWS_WITH(share(options_of(place), duet_test::made_up(), machine(), "duet compare"),
                     ContainsSubstring("--share " + place + ": cannot be made: Directory not empty"));
   CHECK(read_file(place + "notes") == "mine");
   CHECK(list_folder(folder.path()).size() == 2);
@@ -145,6 +128,6 @@ TEST_CASE("a share that cannot be made is refused, and what is there stays") {
   std::filesystem::remove_all(place);
   std::filesystem::create_directory(place);
   std::filesystem::create_symlink(folder.path() + "/run", folder.path() + "/link");
-  share(options_of(folder.path() + "/link"), {duet_test::made_up()}, false, machine(), "duet compare");
+  share(options_of(folder.path() + "/link"), duet_test::made_up(), machine(), "duet compare");
   CHECK_FALSE(read_file(place + "results.json").empty());
 }

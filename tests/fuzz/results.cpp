@@ -44,8 +44,7 @@ bool refused(Action&& action) {
     return false;
   } catch (const DataError& error) {
     const std::string text = error.what();
-    const bool several = text.starts_with("results of several batches");  // which are all named
-    expect(several || (text.size() < 400 && (text.starts_with("results: ") || text.starts_with("not JSON"))),
+    expect(text.size() < 400 && (text.starts_with("results: ") || text.starts_with("not JSON")),
            "a line that says why");
     return true;
   } catch (const UsageError&) {

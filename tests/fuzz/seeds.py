@@ -254,7 +254,7 @@ def results():
         yield bytes([plan]) + real.encode()
     plain = json.loads(real)
     weak = {**plain, "settings": {**plain["settings"], "scaling": "weak"}, "runs": plain["runs"][:1]}
-    for whole in (weak, {**plain, "model": None}, {"batches": [weak, weak]}):
+    for whole in (weak, {**plain, "model": None}):
         yield b"\0" + json.dumps(whole).encode()
     for place, value in (("machine", {**plain["machine"], "gpus": [[[]]]}), ("runs", []), ("runs", [{"devices": -1}]),
                          ("batch_sweep", [{"batch": 1.5, "step_us": True}]), ("model", {"fixed_us": -1})):

@@ -6,7 +6,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
-#include <limits>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -175,16 +174,12 @@ void add_compare(CLI::App& app, CompareOptions& options) {
       app, "--backend", options.backends, Entries::distinct, one_of(backend_names()), same, "auto",
       "what carries the ranks' collectives in averaging and ddp: see duet train --help; of several, separated "
       "by commas, each gets rows of ddp, and averaging runs over the first");
-  const auto batch_error = [](const std::string& text) {
-    const std::optional<std::int64_t> value = parse_number<std::int64_t>(text);
-    if (!value) return concat("'", text, "' is not a whole number");
-    return *value >= 1 ? std::string() : concat("is ", text, ", expected 1 or more");
-  };
-  const auto batch_of = [](const std::string& text) { return *parse_number<std::int64_t>(text); };
-  add_list<std::int64_t>(
-      app, "--batch", options.batches, Entries::distinct, Check(batch_error, ""), batch_of, "128",
-      "images of a batch, of networks for colour images 32 by default; several, separated by commas, are compared one "
-      "after the other, each in a folder of its own, and share the time budget");
+  app.add_option("--batch", options.batch, "images of a batch, of networks for colour images 32 by default")
+      ->check([](const std::string& text) {
+        return text.find(',') == std::string::npos
+                   ? in_range(1)(text)
+                   : concat("is ", text, ", expected one number; run duet compare for each, then duet show A B");
+      });
   add_scaling(app, options.scaling);
   add_training(app, options);
   app.add_option(
@@ -194,9 +189,7 @@ void add_compare(CLI::App& app, CompareOptions& options) {
       ->check(in_range(0, 1e6));
   const auto refuse = [](const std::string&) { throw CLI::ValidationError("--repeats was replaced by --time-budget"); };
   app.add_option_function<std::string>("--repeats", refuse)->group("");
-  app.add_option("--out", options.out,
-                 "folder for index.html, results.json and results.csv; of several batches with a folder batch-N of "
-                 "these for each");
+  app.add_option("--out", options.out, "folder for index.html, results.json and results.csv");
   app.add_option(
       "--share", options.share,
       "new or empty folder for results to send to others: results.json, index.html, info.json (machine and "
@@ -404,10 +397,8 @@ void take_colour_defaults(CLI::App& app, CompareOptions& options) {
   constexpr std::int64_t kSteps = 10, kTestImages = 100;
   if (!is_for_colour(options)) return;
   take_colour_defaults(app, static_cast<Training&>(options));
-  if (app.get_option("--batch")->count() == 0) options.batches = {options.batch};
   if (!options.data.empty()) return;
-  const std::int64_t largest = *std::max_element(options.batches.begin(), options.batches.end());
-  if (app.get_option("--train-images")->count() == 0) options.train_images = kSteps * largest;
+  if (app.get_option("--train-images")->count() == 0) options.train_images = kSteps * options.batch;
   if (app.get_option("--test-images")->count() == 0) options.test_images = kTestImages;
 }
 
@@ -445,10 +436,8 @@ Command CommandLine::command() {
   require_momentum_of_sgd(*compare_app, compare);
   take_colour_defaults(*compare_app, compare);
   compare.config = config;
-  compare.batch = compare.batches.front();
-  const std::int64_t rows = *std::min_element(compare.batches.begin(), compare.batches.end());
   if (compare_app->get_option("--devices")->count() == 0)
-    compare.devices = default_devices(compare, compare.scaling == "weak" ? kMaxDevices : rows);
+    compare.devices = default_devices(compare, compare.scaling == "weak" ? kMaxDevices : compare.batch);
   if (compare.blocks == 0 && compare.device == DeviceKind::cpu && compare.compat == Compat::duet)
     compare.blocks = blocks_for(compare.devices);
   for (auto backend = compare.backends.rbegin(); backend != compare.backends.rend(); ++backend) {  // the first stays

@@ -94,7 +94,6 @@ struct CompareOptions : Training {
   std::vector<Mode> modes = {Mode::single, Mode::averaging, Mode::dp, Mode::ddp};
   std::vector<int> devices = {1};                // without --devices, parse() adds those that have cores of their own
   std::vector<std::string> backends = {"auto"};  // backends of ddp, each a row; `backend` is the first
-  std::vector<std::int64_t> batches = {128};     // each a comparison; `batch` is the first
   std::string scaling = "strong";                // "weak": a batch of each device, else of all
   double time_budget_s = 45;                     // seconds for timing in rounds; 0: no rounds
   std::string vs_torch;                          // a Python with PyTorch, whose rows are compared, too

@@ -401,12 +401,12 @@ void check(const TrainOptions& options) {
 
 void check(const CompareOptions& options) {
   check_training(options);
-  for (const std::int64_t batch : options.batches)
-    for (const int devices : options.devices) {
-      check_devices(devices, options.scaling == "weak" ? kMaxDevices : batch);
-      require<UsageError>(options.scaling == "strong" || batch <= std::numeric_limits<std::int64_t>::max() / devices,
-                          "--batch is ", batch, ", too large for each of ", devices, " devices");
-    }
+  for (const int devices : options.devices) {
+    check_devices(devices, options.scaling == "weak" ? kMaxDevices : options.batch);
+    require<UsageError>(
+        options.scaling == "strong" || options.batch <= std::numeric_limits<std::int64_t>::max() / devices,
+        "--batch is ", options.batch, ", too large for each of ", devices, " devices");
+  }
   require<UsageError>(options.backend != "mpi", "duet compare starts its own ranks, but ", kNeedsMpirun);
   require<UsageError>(!options.out.empty(), "--out: empty name of a folder");
   if (options.vs_torch.empty()) return;
