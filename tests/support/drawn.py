@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Decides which cases of a large test run, for tests that are too long to run whole before every landing.
 
-    drawn.py "NAME=VALUE NAME=VALUE" ... -- COMMAND...     runs COMMAND with the variables of one argument, drawn by the seed;
-                                                           as it is if one of them is set
+    drawn.py "NAME=VALUE WORD" ... -- COMMAND...     runs COMMAND with the variables of one argument, and its other words as
+                                                     arguments, drawn by the seed; as it is if one of the variables is set
 
 DUET_TEST_SEED=N draws other cases (default: 0); DUET_TEST_WHOLE=1 runs them all.
 """
@@ -32,8 +32,9 @@ def main(arguments):
     for number, setting in enumerate(settings):
         if is_drawn(number, len(settings)):
             print(f"{setting} ({note()})", flush=True)
-            variables = dict(pair.split("=", 1) for pair in setting.split())
-            status = subprocess.run(command, env={**os.environ, **variables}, check=False).returncode or status
+            words = [word for word in setting.split() if "=" not in word]
+            variables = dict(word.split("=", 1) for word in setting.split() if "=" in word)
+            status = subprocess.run([*command, *words], env={**os.environ, **variables}, check=False).returncode or status
     return status
 
 
