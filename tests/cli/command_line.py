@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Runs the program where what counts is what it prints: duet show, --config, --quiet, and ranks that are not started.
+"""Runs the program: duet show, --config, --quiet, ranks that aren't started, and options that change the parameters.
 
     command_line.py DUET
 """
@@ -85,9 +85,21 @@ def check_nccl(duet):
             assert result.stderr.startswith("duet: --backend nccl ") and result.stderr.count("\n") == 1, result
 
 
+def check_training_options(duet):
+    """each option of the optimizer, the order and the weights changes the parameters"""
+    def trained(*options):
+        duet.said("train", "--quiet", *SMALL, "--epochs", "1", "--fingerprints", "hashes", *options)
+        with open(os.path.join(duet.folder, "hashes"), encoding="utf-8") as hashes:
+            return hashes.read().splitlines()[-1]
+
+    options = ((), ("--momentum", "0.9"), ("--weight-decay", "0.1"), ("--lr", "0.5"), ("--optimizer", "adam"),
+               ("--optimizer", "adamw"), ("--optimizer", "adam", "--weight-decay", "0.1"), ("--seed", "2"), ("--batch", "64"))
+    assert len({trained(*each) for each in options}) == len(options), "two of them end with the same parameters"
+
+
 def main(program):
     failed = 0
-    checks = (check_show, check_show_refuses, check_config, check_quiet, check_nccl)
+    checks = (check_show, check_show_refuses, check_config, check_quiet, check_nccl, check_training_options)
     for check in checks:
         with tempfile.TemporaryDirectory() as folder:
             try:
