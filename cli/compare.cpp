@@ -44,10 +44,11 @@ std::string machine_line(const CompareOptions& options, const Machine& machine) 
 }
 
 void write_report(const CompareOptions& options, const Results& results, const std::string& command_line) {
-  write_output(options.out + "/results.json", to_json(results));
+  const std::string json = to_json(results);
+  write_output(options.out + "/results.json", json);
   write_output(options.out + "/results.csv", to_csv(results));
   write_output(options.out + "/index.html", to_html(results, command_line, options.time_budget_s));
-  write_json(options.json, to_json(results));
+  write_json(options.json, json);
 }
 
 }  // namespace
