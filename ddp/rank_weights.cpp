@@ -14,7 +14,7 @@ namespace duet::ddp {
 
 namespace {
 
-/// What a rank tells the others of the batches whose gradients it has accumulated, in numbers of 8 bytes.
+/// Describes the batches whose gradients a rank has accumulated, in numbers of 8 bytes that it gives the others.
 struct RowsOfRank {
   std::int64_t trains, normalisers;
   std::int64_t blocks;         // of the last batch if ranks own its blocks, else 0
@@ -113,7 +113,7 @@ void require_own_parts(const std::vector<RowsOfRank>& all) {
   }
 }
 
-/// What stamped batches have in common of which ranks have parts.
+/// Sums up stamped batches: their common mark and their rows.
 struct Divided {
   BatchMark mark;
   std::int64_t rows = 0, global = 0;  // this rank's, and all ranks'

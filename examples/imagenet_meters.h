@@ -1,4 +1,4 @@
-// What imagenet.cpp counts of each batch, and the lines it prints: main.py's AverageMeter and ProgressMeter.
+// Counts what imagenet.cpp prints for each batch, as main.py's AverageMeter and ProgressMeter do.
 #pragma once
 
 #include <algorithm>
@@ -58,7 +58,7 @@ class Meter {
   std::int64_t count_ = 0;
 };
 
-/// What training and validation count of each batch.
+/// Counts the loss and the accuracies of each batch in training and validation.
 struct Meters {
   Meter loss{"Loss", 0, 4, true}, top1{"Acc@1", 6, 2}, top5{"Acc@5", 6, 2};
 

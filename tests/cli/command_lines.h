@@ -1,4 +1,4 @@
-// What the program says of command lines.
+// Parses command lines, and returns what the program prints.
 #pragma once
 
 #include <string>

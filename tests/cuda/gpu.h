@@ -22,7 +22,7 @@ namespace duet_test {
 
 inline constexpr duet::Device kGpu = {duet::DeviceKind::cuda, 0}, kOne = {duet::DeviceKind::cuda, 1};
 
-/// Of the first GPU.
+/// Returns logical devices of the first GPU.
 inline std::vector<duet::Device> logical_devices(int count) {
   std::vector<duet::Device> devices;
   for (int i = 0; i < count; ++i) devices.push_back({duet::DeviceKind::cuda, 0, i});

@@ -14,7 +14,7 @@ using duet_test::ContainsSubstring;
 
 namespace {
 
-/// Of a small comparison on drawn digits.
+/// Runs a small comparison on drawn digits.
 duet_test::Ran compare(const std::string& out, const std::vector<std::string>& more) {
   std::vector<std::string> all = {"compare",       "--wide", "--data", "synthetic", "--train-images", "512",
                                   "--test-images", "20",     "--lr",   "0.05",      "--out",          out};
