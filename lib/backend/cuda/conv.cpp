@@ -6,6 +6,7 @@
 
 #include "lib/backend/cuda/conv_plan.h"
 #include "lib/backend/cuda/cuda_backend.h"
+#include "lib/backend/cuda/cuda_recorder.h"
 
 namespace duet::cuda {
 namespace {
@@ -228,7 +229,7 @@ void CudaBackend::conv_pool_relu_forward(const Tensor& x, const Tensor& w, const
     return kernels::conv_one_channel_forward(x.data<float>(), w.data<float>(), b.data<float>(), y.data<float>(),
                                              index.data<std::uint8_t>(), *shape, device.stream());
   std::optional<kernels::StepDraw> draw;
-  if (op.dropout.p > 0) draw = device.draw(op.dropout, x.stamp_or_self());
+  if (op.dropout.p > 0) draw = device.recorder().draw(op.dropout, x.stamp_or_self());
   if (const auto shape = pooled_on_tensor_cores(device, x.shape(), w.shape(), op))
     return kernels::conv3x3_pool_forward(x.data<float>(), w.data<float>(), b.data<float>(), y.data<float>(),
                                          index.data<std::uint8_t>(), draw ? &*draw : nullptr, op.dropout.scale(),

@@ -5,12 +5,12 @@
 
 #include <algorithm>
 #include <array>
+#include <memory>
 #include <string>
 #include <utility>
 
 #include "lib/backend/cuda/cuda_recorder.h"
 #include "lib/backend/cuda/memory.h"
-#include "lib/base/environment.h"
 
 namespace duet::cuda {
 namespace {
@@ -67,24 +67,18 @@ void same_device(const char* op, std::initializer_list<Operand> operands) {
   }
 }
 
-void require_no_override(Precision precision) {
-  const auto value = environment_variable("NVIDIA_TF32_OVERRIDE");
-  if (!value) return;
-  const bool forbids = *value == "0";  // else it demands TF32
-  require<DeviceError>(precision != (forbids ? Precision::tf32 : Precision::fp32), "NVIDIA_TF32_OVERRIDE=", *value,
-                       " makes NVIDIA's libraries compute ", forbids ? "without" : "with",
-                       " TF32 whatever their settings, but precision ", name(precision),
-                       " is set: unset that variable, or choose another precision");
-}
-
 void CudaBackend::set_precision(Precision precision) {
   require_no_override(precision);
-  precision_ = precision;
+  settings_.precision = precision;
 }
 
-CudaBackend::CudaBackend() : gpus_(count_gpus()) {
-  require<DeviceError>(gpus_ <= static_cast<int>(kMaxGpus), gpus_, " GPUs, expected at most ", kMaxGpus);
-}
+CudaBackend::CudaBackend()
+    : gpus_(count_gpus()), devices_(gpus_, [this](Device device) {
+        auto* const made = new CudaDevice(settings_, device);
+        made->equip(std::make_shared<DeviceMemory>(devices_, *made),
+                    std::make_shared<CudaRecorder>(*this, devices_, *made));
+        return made;
+      }) {}
 
 CudaBackend::~CudaBackend() = default;
 
@@ -112,11 +106,11 @@ void CudaBackend::set_threads_per_device(int threads) {
   require<UsageError>(threads == 1, "a GPU is driven by one thread, got ", threads);
 }
 
-Allocator& CudaBackend::allocator(Device device) { return find(device).memory(); }
+Allocator& CudaBackend::allocator(Device device) { return devices_.find(device).memory(); }
 
-void CudaBackend::synchronize(Device device) { find(device).synchronize(); }
+void CudaBackend::synchronize(Device device) { devices_.find(device).synchronize(); }
 
-void* CudaBackend::stream(Device device) { return find(device).stream(); }
+void* CudaBackend::stream(Device device) { return devices_.find(device).stream(); }
 
 void CudaBackend::order(Device device, void* first, void* second) {
   CudaDevice& found = on(device);
@@ -127,95 +121,13 @@ void CudaBackend::order(Device device, void* first, void* second) {
   found.order(streams[0], streams[1]);
 }
 
-StepRecorder* CudaBackend::recorder(Device device) { return &find(device).recorder(); }
-
-CudaDevice& CudaBackend::find(Device device) {
-  const bool exists = device.kind == DeviceKind::cuda && device.index >= 0 && device.index < gpus_ &&
-                      device.logical >= -1 && device.logical < static_cast<int>(kMaxLogical);
-  require<DeviceError>(exists, "there is no device ", device, ", only ", gpus_, gpus_ == 1 ? " GPU" : " GPUs",
-                       " of up to ", kMaxLogical, " logical devices");
-  Slot& slot = devices_[static_cast<std::size_t>(device.index)][static_cast<std::size_t>(device.logical + 1)];
-  if (CudaDevice* const made = slot.load(std::memory_order_acquire)) return *made;
-  const std::lock_guard lock(devices_mutex_);
-  if (CudaDevice* const made = slot.load(std::memory_order_acquire)) return *made;
-  auto* const fresh = new CudaDevice(*this, device, device.index);
-  slot.store(fresh, std::memory_order_release);
-  return *fresh;
-}
+StepRecorder* CudaBackend::recorder(Device device) { return &devices_.find(device).recorder(); }
 
 CudaDevice& CudaBackend::on(Device device, const char* op) {
   set_current_operator(op);
-  CudaDevice& found = find(device);
+  CudaDevice& found = devices_.find(device);
   found.activate();
   return found;
-}
-
-void CudaBackend::copy_between(CudaDevice& to, void* destination, CudaDevice& from, const void* source,
-                               std::size_t bytes) {
-  to.wait_for(from);
-  enqueue_copy(to, destination, from, source, bytes);
-  // From here on the source's own stream may overwrite, release or reuse its memory.
-  from.wait_for(to);
-  to.activate();
-}
-
-void CudaBackend::enqueue_copy(CudaDevice& to, void* destination, CudaDevice& from, const void* source,
-                               std::size_t bytes) {
-  to.activate();
-  to.memory().count_moved(bytes);
-  from.memory().count_moved(bytes);
-  if (enable_peer_access(to, from)) {
-    check(cudaMemcpyAsync(destination, source, bytes, cudaMemcpyDefault, to.stream()), "copy");
-  } else {
-    // The driver stages this copy through pinned host memory, in the same order; it cannot be part of a graph.
-    check(cudaMemcpyPeerAsync(destination, to.physical(), source, from.physical(), bytes, to.stream()), "copy");
-  }
-}
-
-bool CudaBackend::enable_peer_access(const CudaDevice& a, const CudaDevice& b) {
-  if (a.physical() == b.physical()) return true;
-  const auto [low, high] =
-      std::minmax({static_cast<std::size_t>(a.physical()), static_cast<std::size_t>(b.physical())});
-  const std::lock_guard lock(peers_mutex_);
-  if (peers_[low][high]) return *peers_[low][high];
-  bool both = true;
-  for (const auto& [own, other] : {std::pair{&a, &b}, std::pair{&b, &a}}) {
-    int possible = 0;
-    check(cudaDeviceCanAccessPeer(&possible, own->physical(), other->physical()), "cudaDeviceCanAccessPeer");
-    both = both && possible != 0;
-    if (!possible) continue;
-    own->activate();
-    const cudaError_t status = cudaDeviceEnablePeerAccess(other->physical(), 0);
-    if (status != cudaErrorPeerAccessAlreadyEnabled && status != cudaErrorTooManyPeers)
-      check(status, "cudaDeviceEnablePeerAccess");
-    if (status != cudaSuccess) cudaGetLastError();
-    // A GPU has a limited number of peers; copies from and to the others are staged through host memory.
-    both = both && status != cudaErrorTooManyPeers;
-  }
-  peers_[low][high] = both;
-  a.activate();
-  return both;
-}
-
-bool CudaBackend::can_access_all(std::span<CudaDevice* const> devices) {
-  for (std::size_t i = 0; i < devices.size(); ++i)
-    for (std::size_t k = 0; k < i; ++k)
-      if (!enable_peer_access(*devices[i], *devices[k])) return false;
-  return true;
-}
-
-void CudaBackend::trim_others(const CudaDevice& device) {
-  for (const Slot& slot : devices_[static_cast<std::size_t>(device.physical())]) {
-    CudaDevice* const other = slot.load(std::memory_order_acquire);
-    if (other != nullptr && other != &device) other->memory().trim();
-  }
-}
-
-std::size_t CudaBackend::held_bytes(int physical) const {
-  std::size_t held = 0;
-  for (const Slot& slot : devices_[static_cast<std::size_t>(physical)])
-    if (const CudaDevice* const device = slot.load(std::memory_order_acquire)) held += device->memory().held();
-  return held;
 }
 
 void CudaBackend::copy_2d(void* destination, std::size_t destination_pitch, const void* source,
@@ -230,10 +142,9 @@ void CudaBackend::to_plain(const Tensor& x, const Tensor& y) { duet::copy(x, y);
 void CudaBackend::from_plain(const Tensor& x, const Tensor& y) { duet::copy(x, y); }
 
 DeviceUse CudaBackend::use(Device device) {
-  const DeviceMemory& memory = on(device).memory();
-  const DeviceMemory::Use held = memory.use();
-  DeviceUse use{
-      .total = 0, .free = 0, .held = held.held, .used = held.used, .peak = held.peak, .moved = memory.moved()};
+  const CudaDevice& found = on(device);
+  const DeviceMemory::Use held = found.memory().use();
+  DeviceUse use{.total = 0, .free = 0, .held = held.held, .used = held.used, .peak = held.peak, .moved = found.moved()};
   check(cudaMemGetInfo(&use.free, &use.total), "cudaMemGetInfo");
   return use;
 }

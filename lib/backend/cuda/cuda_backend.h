@@ -1,19 +1,16 @@
 // The GPUs as a backend: cuDNN for convolutions, cuBLAS for linear, own kernels for the rest.
 #pragma once
 
-#include <array>
-#include <atomic>
+#include <cstddef>
 #include <cstdint>
 #include <initializer_list>
 #include <limits>
-#include <mutex>
-#include <optional>
 #include <span>
 #include <string>
-#include <vector>
 
 #include "lib/backend/backend.h"
 #include "lib/backend/cuda/cuda_device.h"
+#include "lib/backend/cuda/device_table.h"
 
 namespace duet::cuda {
 
@@ -31,10 +28,6 @@ inline int to_int(std::int64_t size, const char* what) {
   return static_cast<int>(size);
 }
 inline float* data_or_null(const Tensor& tensor) { return tensor.defined() ? tensor.data<float>() : nullptr; }
-
-/// The variable NVIDIA_TF32_OVERRIDE takes precedence over the settings of NVIDIA's libraries. Throws DeviceError where
-/// it would make them compute in another precision than this.
-void require_no_override(Precision precision);
 
 /// All GPUs visible to this process. A GPU's context is created on its first use.
 class CudaBackend final : public Backend {
@@ -57,10 +50,9 @@ class CudaBackend final : public Backend {
   StepRecorder* recorder(Device device) override;
   /// Throws DeviceError when the environment keeps NVIDIA's libraries from computing so.
   void set_precision(Precision precision) override;
-  Precision precision() const override { return precision_; }
+  Precision precision() const override { return settings_.precision; }
   bool has_used_precision() const override { return true; }
-  void set_deterministic(bool deterministic) override { deterministic_ = deterministic; }
-  bool deterministic() const { return deterministic_; }
+  void set_deterministic(bool deterministic) override { settings_.deterministic = deterministic; }
   DeviceUse use(Device device) override;
   bool copies_directly(Device from, Device to) override;
 
@@ -151,33 +143,10 @@ class CudaBackend final : public Backend {
   CudaDevice& on(Device device, const char* op = __builtin_FUNCTION());
   CudaDevice& on(const Tensor& tensor, const char* op = __builtin_FUNCTION()) { return on(tensor.device(), op); }
 
-  /// Finds the device as on() does, but neither makes it current nor sets the operator for messages.
-  CudaDevice& find(Device device);
-  /// A copy between two devices, in the order of Note [Order] in backend.h.
-  void copy_between(CudaDevice& to, void* destination, CudaDevice& from, const void* source, std::size_t bytes);
-  /// The copy alone: on the stream of `to`, unordered with the other device's work.
-  void enqueue_copy(CudaDevice& to, void* destination, CudaDevice& from, const void* source, std::size_t bytes);
-  /// Whether kernels and copies on each of the devices can access the memory of all of them directly.
-  bool can_access_all(std::span<CudaDevice* const> devices);
-  /// Gives the cached memory of the other devices on the same GPU back to the driver.
-  void trim_others(const CudaDevice& device);
-  /// The bytes of memory that this process holds on a GPU.
-  std::size_t held_bytes(int physical) const;
-
  private:
-  static constexpr std::size_t kMaxGpus = 64, kMaxLogical = 64;
-  using Slot = std::atomic<CudaDevice*>;
-  /// Enables access of the two GPUs to each other's memory, where the machine allows it; tried once per pair. Returns
-  /// whether both have it.
-  bool enable_peer_access(const CudaDevice& a, const CudaDevice& b);
-
   int gpus_ = 0;
-  std::atomic<Precision> precision_{Precision::fp32};
-  std::atomic<bool> deterministic_{false};
-  std::mutex devices_mutex_;
-  std::array<std::array<Slot, kMaxLogical + 1>, kMaxGpus> devices_{};  // [gpu][logical + 1]
-  std::mutex peers_mutex_;
-  std::array<std::array<std::optional<bool>, kMaxGpus>, kMaxGpus> peers_{};  // once tried: whether both have access
+  Settings settings_;
+  DeviceTable devices_;
 };
 
 }  // namespace duet::cuda

@@ -2,19 +2,20 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <span>
 #include <type_traits>
+#include <utility>
 
-#include "lib/backend/cuda/cuda_backend.h"
-#include "lib/backend/cuda/cuda_recorder.h"
-#include "lib/backend/cuda/memory.h"
+#include "lib/base/environment.h"
+#include "lib/tensor.h"
 
 namespace duet::cuda {
 namespace {
 
 // The size that NVIDIA recommends for Hopper; fixed, because cuBLAS must not allocate while a graph is recorded.
-constexpr std::size_t kCublasWorkspaceBytes = std::size_t{32} << 20;
+constexpr std::int64_t kCublasWorkspaceBytes = std::int64_t{32} << 20;
 
 /// A library's handle until it is set up.
 template <class Handle, class Status>
@@ -32,8 +33,8 @@ class InBranch {
 };
 
 /// A handle allocates when it is made, and its workspace would belong to the recording's memory.
-void require_no_recording(const char* library, const CudaRecorder& recorder) {
-  require<UsageError>(recorder.recording() == 0, library,
+void require_no_recording(const char* library, const CudaDevice& device) {
+  require<UsageError>(device.recording() == 0, library,
                       " is first used while a step is recorded: run the step once before");
 }
 
@@ -45,10 +46,20 @@ bool is_capturing(cudaStream_t stream) {
   return status != cudaStreamCaptureStatusNone;
 }
 
-CudaDevice::CudaDevice(CudaBackend& backend, Device device, int physical)
-    : backend_(backend), device_(device), physical_(physical) {
+void require_no_override(Precision precision) {
+  const auto value = environment_variable("NVIDIA_TF32_OVERRIDE");
+  if (!value) return;
+  const bool forbids = *value == "0";  // else it demands TF32
+  require<DeviceError>(precision != (forbids ? Precision::tf32 : Precision::fp32), "NVIDIA_TF32_OVERRIDE=", *value,
+                       " makes NVIDIA's libraries compute ", forbids ? "without" : "with",
+                       " TF32 whatever their settings, but precision ", name(precision),
+                       " is set: unset that variable, or choose another precision");
+}
+
+CudaDevice::CudaDevice(const Settings& settings, Device device) : settings_(settings), device_(device) {
   activate();
-  check(cudaDeviceGetAttribute(&multiprocessors_, cudaDevAttrMultiProcessorCount, physical), "cudaDeviceGetAttribute");
+  check(cudaDeviceGetAttribute(&multiprocessors_, cudaDevAttrMultiProcessorCount, physical()),
+        "cudaDeviceGetAttribute");
   int least = 0, greatest = 0;
   check(cudaDeviceGetStreamPriorityRange(&least, &greatest), "cudaDeviceGetStreamPriorityRange");
   for (Lane* const lane : {&main_, &branch_})
@@ -56,20 +67,17 @@ CudaDevice::CudaDevice(CudaBackend& backend, Device device, int physical)
   void* fault = nullptr;
   check(cudaMallocHost(&fault, sizeof(kernels::LabelFault)), "cudaMallocHost");
   label_fault_ = new (fault) kernels::LabelFault{};
-  memory_ = std::make_unique<DeviceMemory>(backend, *this);
-  recorder_ = std::make_shared<CudaRecorder>(backend, *this);
 }
 
-CudaDevice::~CudaDevice() = default;
-
-Precision CudaDevice::precision() const { return backend_.precision(); }
-
-bool CudaDevice::deterministic() const { return backend_.deterministic(); }
+void CudaDevice::equip(std::shared_ptr<DeviceMemory> memory, std::shared_ptr<CudaRecorder> recorder) {
+  memory_ = std::move(memory);
+  recorder_ = std::move(recorder);
+}
 
 void CudaDevice::activate() const {
   int current = -1;  // queried each time: other libraries change it too
   check(cudaGetDevice(&current), "cudaGetDevice");
-  if (current != physical_) check(cudaSetDevice(physical_), "cudaSetDevice");
+  if (current != physical()) check(cudaSetDevice(physical()), "cudaSetDevice");
 }
 
 cudnnHandle_t CudaDevice::cudnn() {
@@ -79,7 +87,7 @@ cudnnHandle_t CudaDevice::cudnn() {
 }
 
 void CudaDevice::make_cudnn(Lane& lane) {
-  require_no_recording("cuDNN", *recorder_);
+  require_no_recording("cuDNN", *this);
   require_no_override(precision());
   const auto major = static_cast<int>(cudnnGetVersion() / 10000);
   require<DeviceError>(major == CUDNN_MAJOR, "cuDNN ", cudnnGetVersion(), " was found, but duet was built for cuDNN ",
@@ -99,7 +107,7 @@ cublasHandle_t CudaDevice::cublas() {
 }
 
 void CudaDevice::make_cublas(Lane& lane) {
-  require_no_recording("cuBLAS", *recorder_);
+  require_no_recording("cuBLAS", *this);
   require_no_override(precision());
   int major = 0;
   check(cublasGetProperty(MAJOR_VERSION, &major), "cublasGetProperty");
@@ -111,8 +119,8 @@ void CudaDevice::make_cublas(Lane& lane) {
   Owned<cublasHandle_t, cublasStatus_t> owned(handle, cublasDestroy);
   check(cublasSetStream(handle, lane.stream), "cublasSetStream");
   // Else cuBLAS allocates its workspace when it is first used, which may be in a recording.
-  check(cublasSetWorkspace(handle, memory_->allocate(kCublasWorkspaceBytes), kCublasWorkspaceBytes),
-        "cublasSetWorkspace");
+  lane.workspace = empty({kCublasWorkspaceBytes}, DType::u8, device_);
+  check(cublasSetWorkspace(handle, lane.workspace.raw(), lane.workspace.bytes()), "cublasSetWorkspace");
   lane.cublas = owned.release();
 }
 
@@ -150,7 +158,7 @@ void CudaDevice::wait_for(cudaEvent_t event) {
 
 void CudaDevice::wait_for(CudaDevice& other) {
   if (&other == this) return;
-  require<UsageError>(recorder().recording() == other.recorder().recording(), device_, " and ", other.device_,
+  require<UsageError>(recording() == other.recording(), device_, " and ", other.device_,
                       " are not parts of one recording, so work on one cannot depend on the other");
   const cudaEvent_t event = other.record_event();
   wait_for(event);
@@ -177,34 +185,15 @@ void CudaDevice::order(cudaStream_t first, cudaStream_t second) {
   give_event(event);
 }
 
-void CudaDevice::prepare_branches() {
-  const bool convolves = main_.cudnn != nullptr && branch_.cudnn == nullptr,
-             multiplies = main_.cublas != nullptr && branch_.cublas == nullptr;
-  if (!convolves && !multiplies) return;
-  order(main_.stream, branch_.stream);
-  {
-    const InBranch inside(*this);  // what is enqueued here makes the branch's handles
-    if (convolves) {
-      const Tensor x = zeros({1, 8, 8, 8}, DType::f32, device_), w = zeros({8, 8, 3, 3}, DType::f32, device_);
-      backend_.conv2d_backward_weights(x, x, w, {}, {3, 3, 1, 1, 1, 1});
-    }
-    if (multiplies) {
-      const Tensor x = zeros({8, 8}, DType::f32, device_),
-                   y = zeros({8, kernels::kMostOutputs + 8}, DType::f32, device_),
-                   w = zeros({y.size(1), 8}, DType::f32, device_);
-      backend_.linear_backward(y, x, w, {}, w, {});
-    }
-  }
-  order(branch_.stream, main_.stream);
-}
-
 bool CudaDevice::in_branch() const { return branching == this; }
 
 void CudaDevice::beside(FunctionRef<void()> branch, FunctionRef<void()> rest) {
-  if (recorder().recording() == 0) {
-    branch();
-    return rest();
-  }
+  if (recording() != 0) return fork(branch, rest);
+  branch();
+  rest();
+}
+
+void CudaDevice::fork(FunctionRef<void()> branch, FunctionRef<void()> rest) {
   order(main_.stream, branch_.stream);
   {
     const InBranch inside(*this);

@@ -2,39 +2,54 @@
 #pragma once
 
 #include <atomic>
+#include <cstdint>
 #include <memory>
 #include <mutex>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "lib/backend/backend.h"
 #include "lib/backend/cuda/kernels/kernels.h"
 #include "lib/backend/cuda/launch.h"
+#include "lib/base/function_ref.h"
 #include "lib/base/threads.h"
+#include "lib/tensor.h"
 
 namespace duet::cuda {
 
 class ConvPlans;
-class CudaBackend;
 class CudaRecorder;
 class DeviceMemory;
 
 /// Whether what is asked of the stream now becomes part of a graph.
 bool is_capturing(cudaStream_t stream);
 
+/// What holds for all devices of the process.
+struct Settings {
+  std::atomic<Precision> precision{Precision::fp32};
+  /// Whether algorithms are chosen without timing them.
+  std::atomic<bool> deterministic{false};
+};
+
+/// The variable NVIDIA_TF32_OVERRIDE takes precedence over the settings of NVIDIA's libraries. Throws DeviceError where
+/// it would make them compute in another precision than this.
+void require_no_override(Precision precision);
+
 /// One per duet Device, made when first used and never destroyed: at exit the driver may be gone before statics are. A
 /// logical device has its own stream, handles and memory on the GPU that it shares. Kernels are launched by one thread
 /// at a time; copies and memory are requested by any.
 class CudaDevice {
  public:
-  CudaDevice(CudaBackend& backend, Device device, int physical);
-  ~CudaDevice();
+  CudaDevice(const Settings& settings, Device device);
   CudaDevice(const CudaDevice&) = delete;
   CudaDevice& operator=(const CudaDevice&) = delete;
+  /// Gives the device what is built on it; once, before anything else is asked of it.
+  void equip(std::shared_ptr<DeviceMemory> memory, std::shared_ptr<CudaRecorder> recorder);
 
   Device device() const { return device_; }
   /// The GPU's number.
-  int physical() const { return physical_; }
+  int physical() const { return device_.index; }
   int multiprocessors() const { return multiprocessors_; }
   /// The compute stream; everything of this device is ordered on it. For a thread inside of a branch: the branch's.
   cudaStream_t stream() const { return in_branch() ? branch_.stream : main_.stream; }
@@ -42,9 +57,11 @@ class CudaDevice {
   /// not allocate. While a step is recorded, these are two branches of the graph, and what is enqueued next waits for
   /// both.
   void beside(FunctionRef<void()> branch, FunctionRef<void()> rest);
-  /// Makes the handles that a recording's branches need and uses each once, because the first use of one may allocate;
-  /// before each recording.
-  void prepare_branches();
+  /// Runs `branch` on the branch's stream and `rest` on the main one, whether or not a step is recorded.
+  void fork(FunctionRef<void()> branch, FunctionRef<void()> rest);
+  /// Whether the main stream has a handle of the library and the branch's has none yet.
+  bool branch_lacks_cudnn() const { return main_.cudnn != nullptr && branch_.cudnn == nullptr; }
+  bool branch_lacks_cublas() const { return main_.cublas != nullptr && branch_.cublas == nullptr; }
   /// Whether the calling thread is inside of a branch, in a recording.
   bool in_branch() const;
   /// The libraries' handles on stream(), made when first needed. Throw UsageError for the first use of a library in a
@@ -53,15 +70,19 @@ class CudaDevice {
   cublasHandle_t cublas();
   DeviceMemory& memory() { return *memory_; }
   const DeviceMemory& memory() const { return *memory_; }
-  Precision precision() const;
-  /// Whether algorithms are chosen without timing them.
-  bool deterministic() const;
+  Precision precision() const { return settings_.precision; }
+  bool deterministic() const { return settings_.deterministic; }
   /// The convolutions prepared so far.
   ConvPlans& conv_plans();
   /// Records steps.
   CudaRecorder& recorder() { return *recorder_; }
-  /// A dropout's draw for the kernels, of rows with this stamp; also of a step that is being recorded.
-  kernels::StepDraw draw(const DropoutKey& key, const Rows& rows);
+  /// The number of the recording of which this device is a part now; 0 if there is none. For any thread.
+  int recording() const { return recording_; }
+  void set_recording(int number) { recording_ = number; }
+  /// Counts bytes that were copied between this device and another place; a recording's count when it is replayed.
+  void count_moved(std::uint64_t bytes) { moved_ += bytes; }
+  void uncount_moved(std::uint64_t bytes) { moved_ -= bytes; }
+  std::uint64_t moved() const { return moved_; }
 
   /// Makes this GPU the calling thread's current one.
   void activate() const;
@@ -91,18 +112,21 @@ class CudaDevice {
     cudaStream_t stream = nullptr;
     cudnnHandle_t cudnn = nullptr;
     cublasHandle_t cublas = nullptr;
+    Tensor workspace{};  // cuBLAS's
   };
   void make_cudnn(Lane& lane);
   void make_cublas(Lane& lane);
 
-  CudaBackend& backend_;
-  Device device_;
-  int physical_;
+  const Settings& settings_;
+  const Device device_;
   int multiprocessors_ = 0;
   Lane main_, branch_;
-  std::unique_ptr<DeviceMemory> memory_;
-  std::shared_ptr<ConvPlans> conv_plans_;  // shared only because their types are not known here
+  // Shared only because their types are not known here.
+  std::shared_ptr<DeviceMemory> memory_;
+  std::shared_ptr<ConvPlans> conv_plans_;
   std::shared_ptr<CudaRecorder> recorder_;
+  std::atomic<int> recording_ = 0;
+  std::atomic<std::uint64_t> moved_{0};
   kernels::LabelFault* label_fault_ = nullptr;
   std::mutex events_mutex_;
   std::vector<cudaEvent_t> events_;

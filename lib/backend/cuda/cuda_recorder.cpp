@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "lib/backend/cuda/cuda_backend.h"
+#include "lib/backend/cuda/device_table.h"
 #include "lib/backend/cuda/memory.h"
 
 namespace duet::cuda {
@@ -33,14 +33,14 @@ class InRecording {
 
 std::vector<CudaDevice*> CudaRecorder::devices_of(std::span<const Device> others) const {
   std::vector<CudaDevice*> devices{&device_};
-  for (const Device other : others) devices.push_back(&backend_.find(other));
+  for (const Device other : others) devices.push_back(&table_.find(other));
   for (auto device = devices.begin(); device != devices.end(); ++device) {
     require<UsageError>(std::find(devices.begin(), device, *device) == device, "a recording names ",
                         (*device)->device(), " twice");
-    require<UsageError>((*device)->recorder().recording() == 0, (*device)->device(), " is recording a step already");
+    require<UsageError>((*device)->recording() == 0, (*device)->device(), " is recording a step already");
   }
   require<UsageError>(recording_of_thread() == 0, "this thread is recording a step already");
-  require<DeviceError>(backend_.can_access_all(devices), "a graph cannot hold the work of ", devices.size(),
+  require<DeviceError>(table_.can_access_all(devices), "a graph cannot hold the work of ", devices.size(),
                        " devices of which not all can access each other's memory");
   return devices;
 }
@@ -55,7 +55,7 @@ void CudaRecorder::begin(std::uint64_t step, std::uint64_t steps, std::span<cons
     recorder.set_counter(step);
     kernels::advance(recorder.counter_, steps, device->stream());
   }
-  for (CudaDevice* const device : devices) device->prepare_branches();
+  for (CudaDevice* const device : devices) device->recorder().prepare_branches();
   devices_ = std::move(devices);
   steps_ = steps;
   const int number = recording_of_thread() = ++newest_number;
@@ -71,27 +71,44 @@ void CudaRecorder::begin(std::uint64_t step, std::uint64_t steps, std::span<cons
   }
 }
 
+void CudaRecorder::prepare_branches() {
+  const bool convolves = device_.branch_lacks_cudnn(), multiplies = device_.branch_lacks_cublas();
+  if (!convolves && !multiplies) return;
+  const auto zeros_of = [this](const Shape& shape) { return zeros(shape, DType::f32, device_.device()); };
+  const auto use_each = [&] {
+    if (convolves) {
+      const Tensor x = zeros_of({1, 8, 8, 8}), w = zeros_of({8, 8, 3, 3});
+      operators_.conv2d_backward_weights(x, x, w, {}, {3, 3, 1, 1, 1, 1});
+    }
+    if (multiplies) {
+      const Tensor x = zeros_of({8, 8}), y = zeros_of({8, kernels::kMostOutputs + 8}), w = zeros_of({y.size(1), 8});
+      operators_.linear_backward(y, x, w, {}, w, {});
+    }
+  };
+  device_.fork(use_each, [] {});
+}
+
 void CudaRecorder::enter(CudaRecorder& leader, int number, std::uint64_t step) {
   device_.memory().begin_recording(number);
-  moved_before_ = device_.memory().moved();
+  moved_before_ = device_.moved();
   leader_ = &leader;
   step_ = step;
-  number_ = number;
+  device_.set_recording(number);
 }
 
 std::uint64_t CudaRecorder::leave() {
-  number_ = 0;
+  device_.set_recording(0);
   leader_ = nullptr;
   device_.memory().end_recording();
-  const std::uint64_t moved = device_.memory().moved() - moved_before_;
-  device_.memory().uncount_moved(moved);  // nothing ran
+  const std::uint64_t moved = device_.moved() - moved_before_;
+  device_.uncount_moved(moved);  // nothing ran
   return moved;
 }
 
 void CudaRecorder::take_part(FunctionRef<void()> work) {
-  if (number_ == 0) return work();
+  if (recording() == 0) return work();
   const std::lock_guard lock(turn_);  // graph objects are not thread-safe
-  const InRecording mark(number_);
+  const InRecording mark(recording());
   work();
 }
 
@@ -109,7 +126,7 @@ int CudaRecorder::end() {
     cancel();
     throw;
   }
-  const int number = number_;
+  const int number = recording();
   recording_of_thread() = 0;
   std::vector<std::uint64_t> moved;
   for (CudaDevice* const device : devices_) moved.push_back(device->recorder().leave());
@@ -141,7 +158,7 @@ void CudaRecorder::cancel() noexcept {
   cudaGraph_t graph = nullptr;
   if (cudaStreamEndCapture(device_.stream(), &graph) == cudaSuccess) cudaGraphDestroy(graph);
   cudaGetLastError();  // clears the error of the invalidated capture
-  const int number = number_;
+  const int number = recording();
   recording_of_thread() = 0;
   for (CudaDevice* const device : devices_) {
     device->recorder().leave();
@@ -178,7 +195,7 @@ void CudaRecorder::replay(int recording, std::uint64_t step) {
   launch(graph, 0);
   for (std::size_t i = 0; i < graph.devices.size(); ++i) {
     graph.devices[i]->recorder().counted_ = step + graph.steps;
-    graph.devices[i]->memory().count_moved(graph.moved[i]);
+    graph.devices[i]->count_moved(graph.moved[i]);
   }
 }
 
@@ -192,18 +209,14 @@ void CudaRecorder::drop(int recording) noexcept {
   graphs_.erase(graph);
 }
 
-kernels::StepDraw CudaRecorder::counted(arithmetic::DropoutDraw draw) const {
-  if (number_ == 0) return {draw, nullptr};
-  draw.step -= step_;
-  return {draw, counter_};
-}
-
-kernels::StepDraw CudaDevice::draw(const DropoutKey& key, const Rows& rows) {
-  return recorder().counted({.seed = key.seed,
-                             .step = key.step,
-                             .first_row = static_cast<std::uint64_t>(rows.first),
-                             .layer = key.layer,
-                             .threshold = key.threshold()});
+kernels::StepDraw CudaRecorder::draw(const DropoutKey& key, const Rows& rows) const {
+  const bool counts = recording() != 0;
+  return {{.seed = key.seed,
+           .step = counts ? key.step - step_ : key.step,
+           .first_row = static_cast<std::uint64_t>(rows.first),
+           .layer = key.layer,
+           .threshold = key.threshold()},
+          counts ? counter_ : nullptr};
 }
 
 }  // namespace duet::cuda

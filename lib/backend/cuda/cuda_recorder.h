@@ -1,7 +1,6 @@
 // Steps as CUDA graphs.
 #pragma once
 
-#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <mutex>
@@ -11,7 +10,9 @@
 #include <utility>
 #include <vector>
 
+#include "lib/backend/backend.h"
 #include "lib/backend/cuda/cuda_device.h"
+#include "lib/backend/cuda/device_table.h"
 #include "lib/backend/step_graph.h"
 
 namespace duet::cuda {
@@ -19,19 +20,21 @@ namespace duet::cuda {
 /// The first device's recorder leads a recording of several: it holds the graph, the others only their dropout counter.
 class CudaRecorder final : public StepRecorder {
  public:
-  CudaRecorder(CudaBackend& backend, CudaDevice& device) : backend_(backend), device_(device) {}
+  /// `operators` compute on the table's devices.
+  CudaRecorder(Backend& operators, DeviceTable& table, CudaDevice& device)
+      : operators_(operators), table_(table), device_(device) {}
 
   void begin(std::uint64_t step, std::uint64_t steps, std::span<const Device> others) override;
   void take_part(FunctionRef<void()> work) override;
   int end() override;
   void cancel() noexcept override;
-  int recording() const override { return number_; }
+  int recording() const override { return device_.recording(); }
   void attach(std::shared_ptr<RecordedWork> work) override;
   void replay(int recording, std::uint64_t step) override;
   void drop(int recording) noexcept override;
 
-  /// The draw of a dropout enqueued now. While a step is recorded its kernels add the counter.
-  kernels::StepDraw counted(arithmetic::DropoutDraw draw) const;
+  /// A dropout's draw for the kernels, of rows with this stamp. While a step is recorded, kernels add the counter.
+  kernels::StepDraw draw(const DropoutKey& key, const Rows& rows) const;
 
  private:
   using Works = std::vector<std::shared_ptr<RecordedWork>>;
@@ -43,6 +46,9 @@ class CudaRecorder final : public StepRecorder {
     Works works{};
   };
   std::vector<CudaDevice*> devices_of(std::span<const Device> others) const;
+  /// Makes the handles that the recording's branches need and uses each once, because the first use of one may
+  /// allocate.
+  void prepare_branches();
   /// This device becomes a part of the leader's recording.
   void enter(CudaRecorder& leader, int number, std::uint64_t step);
   /// It is no longer. Returns the bytes that were copied to and from it meanwhile.
@@ -51,10 +57,10 @@ class CudaRecorder final : public StepRecorder {
   void set_counter(std::uint64_t step);
   void launch(const Graph& graph, std::size_t works_done);
 
-  CudaBackend& backend_;
+  Backend& operators_;
+  DeviceTable& table_;
   CudaDevice& device_;
   // The recording that runs on this device, with the step in which it was begun:
-  std::atomic<int> number_ = 0;  // 0: none runs
   CudaRecorder* leader_ = nullptr;
   std::uint64_t step_ = 0;
   std::uint64_t moved_before_ = 0;  // bytes that the device had copied when it entered the recording

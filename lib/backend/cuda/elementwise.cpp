@@ -26,7 +26,7 @@ void CudaBackend::dropout_mask(const Tensor& mask, const DropoutKey& key) {
   CudaDevice& device = on(mask);
   to_int(mask.shape().count_from(1), "elements of a row");
   kernels::dropout_mask(mask.data<std::uint8_t>(), mask.size(0), mask.shape().count_from(1),
-                        device.draw(key, mask.stamp_or_self()), device.stream());
+                        device.recorder().draw(key, mask.stamp_or_self()), device.stream());
 }
 
 void CudaBackend::dropout_apply(const Tensor& x, const Tensor& mask, float scale, const Tensor& y) {
@@ -81,7 +81,7 @@ void all_reduce_over_peers(std::span<const Tensor> parts, std::span<const Tensor
       to.at[i] = destinations[i].data<float>() + begin;
       if (devices[i] == &own) continue;
       for (CudaDevice* const end : {devices[i], &own})
-        end->memory().count_moved(2 * sizeof(float) * static_cast<std::uint64_t>(size));  // a part there, the sum back
+        end->count_moved(2 * sizeof(float) * static_cast<std::uint64_t>(size));  // a part there, the sum back
     }
     own.activate();
     kernels::all_reduce(from, to, static_cast<int>(count), size, own.stream());
@@ -110,7 +110,7 @@ void CudaBackend::adam_step(const Tensor& value, const Tensor& gradient, const T
   if (share > 0) return;
   same_device("adam_step", {{"value", value}, {"gradient", gradient}, {"first", first}, {"second", second}});
   require<UsageError>(
-      on(value).recorder().recording() == 0,
+      on(value).recording() == 0,
       "adam_step: a recorded step cannot be replayed, because the number of steps is part of the update; "
       "run steps with Adam without a StepGraph");
   kernels::adam(value.data<float>(), gradient.data<float>(), first.data<float>(), second.data<float>(), value.count(),
@@ -141,13 +141,13 @@ void CudaBackend::all_reduce_devices(std::span<const Tensor> parts, std::span<co
     same_device("all_reduce_devices", {{"part", parts[d]}, {"destination", destinations[d]}});
     devices.push_back(&on(parts[d]));
   }
-  if (can_access_all(devices)) return all_reduce_over_peers(parts, destinations, devices);
+  if (devices_.can_access_all(devices)) return all_reduce_over_peers(parts, destinations, devices);
   const auto piece = [&](const Tensor& whole, std::size_t d) {
     const std::int64_t n = whole.count(), at = static_cast<std::int64_t>(d), of = static_cast<std::int64_t>(count);
     return whole.slice(n * at / of, {n * (at + 1) / of - n * at / of});
   };
   const auto bring = [&](const Tensor& from, std::size_t i, const Tensor& to, std::size_t d) {
-    if (from.count() > 0) enqueue_copy(*devices[d], to.raw(), *devices[i], from.raw(), from.bytes());
+    if (from.count() > 0) devices_.enqueue_copy(*devices[d], to.raw(), *devices[i], from.raw(), from.bytes());
   };
   PooledVector<Tensor> here;  // until all is enqueued
   synchronize_streams(devices);

@@ -5,6 +5,7 @@
 #include <optional>
 
 #include "lib/backend/cuda/cuda_backend.h"
+#include "lib/backend/cuda/cuda_recorder.h"
 
 namespace duet::cuda {
 namespace {
@@ -140,7 +141,7 @@ void CudaBackend::linear_relu_dropout_forward(const Tensor& x, const Tensor& w, 
   // The kernel counts the elements of a row in ints, in whole chunks of dropout's.
   to_int(y.size(1) + arithmetic::kDropoutLanes * arithmetic::kDropoutNumbers, "columns");
   std::optional<kernels::StepDraw> draw;
-  if (dropout.p > 0) draw = device.draw(dropout, x.stamp_or_self());
+  if (dropout.p > 0) draw = device.recorder().draw(dropout, x.stamp_or_self());
   kernels::bias_relu_dropout_forward(y.data<float>(), data_or_null(b), y.size(0), static_cast<int>(y.size(1)),
                                      draw ? &*draw : nullptr, dropout.scale(), device.stream());
 }

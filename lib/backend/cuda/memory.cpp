@@ -7,7 +7,7 @@
 #include <cstring>
 #include <utility>
 
-#include "lib/backend/cuda/cuda_backend.h"
+#include "lib/backend/cuda/device_table.h"
 
 namespace duet::cuda {
 namespace {
@@ -100,15 +100,16 @@ void* DeviceMemory::from_driver(std::size_t size) {
   if (status == cudaErrorMemoryAllocation) {
     cudaGetLastError();
     give_back_cached();
-    backend_.trim_others(device_);
+    trim_others();
     status = cudaMalloc(&block, size);
   }
   if (status == cudaErrorMemoryAllocation) {
     cudaGetLastError();
-    std::size_t free = 0, total = 0;
+    std::size_t free = 0, total = 0, held = 0;
+    for (CudaDevice* const device : table_.on_gpu(device_.physical())) held += device->memory().held_;
     check(cudaMemGetInfo(&free, &total), "cudaMemGetInfo");
     throw DeviceError(concat("out of memory on ", device_.device(), ": asked for ", size, " bytes, but ", free, " of ",
-                             total, " bytes are free; this process holds ", backend_.held_bytes(device_.physical()),
+                             total, " bytes are free; this process holds ", held,
                              " bytes there, other programs and the driver the rest (nvidia-smi lists programs)"));
   }
   check(status, "cudaMalloc");
@@ -156,6 +157,11 @@ void DeviceMemory::trim() {
   give_back_cached();
 }
 
+void DeviceMemory::trim_others() {
+  for (CudaDevice* const other : table_.on_gpu(device_.physical()))
+    if (other != &device_) other->memory().trim();
+}
+
 void DeviceMemory::begin_recording(int recording) {
   const std::lock_guard lock(mutex_);
   ++live_recordings_;
@@ -201,12 +207,12 @@ void DeviceMemory::copy(void* destination, Device to, const void* source, Device
     check(cudaMemcpyAsync(destination, source, bytes, cudaMemcpyDeviceToDevice, device_.stream()), "copy");
     return;
   }
-  backend_.copy_between(backend_.find(to), destination, backend_.find(from), source, bytes);
+  table_.copy(table_.find(to), destination, table_.find(from), source, bytes);
 }
 
 void DeviceMemory::copy_from_host(void* destination, const void* source, std::size_t bytes) {
   require_not_recorded(device_, "from");
-  count_moved(bytes);
+  device_.count_moved(bytes);
   for (std::size_t begin = 0; begin < bytes; begin += kStageBytes) {
     const std::size_t piece = std::min(kStageBytes, bytes - begin);
     Stage& stage = take_stage(piece);
@@ -221,7 +227,7 @@ void DeviceMemory::copy_from_host(void* destination, const void* source, std::si
 
 void DeviceMemory::copy_to_host(void* destination, const void* source, std::size_t bytes) {
   require_not_recorded(device_, "to");
-  count_moved(bytes);
+  device_.count_moved(bytes);
   for (std::size_t begin = 0; begin < bytes; begin += kStageBytes) {
     const std::size_t piece = std::min(kStageBytes, bytes - begin);
     Stage& stage = take_stage(piece);

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "lib/backend/cuda/cuda_device.h"
+#include "lib/backend/cuda/device_table.h"
 #include "lib/tensor.h"
 
 namespace duet::cuda {
@@ -23,7 +24,7 @@ int& recording_of_thread();
 /// device's stream. Thread-safe.
 class DeviceMemory final : public Allocator {
  public:
-  DeviceMemory(CudaBackend& backend, CudaDevice& device) : backend_(backend), device_(device) {}
+  DeviceMemory(DeviceTable& table, CudaDevice& device) : table_(table), device_(device) {}
 
   void* allocate(std::size_t bytes) override;
   void release(void* memory, std::size_t bytes) noexcept override;
@@ -46,17 +47,14 @@ class DeviceMemory final : public Allocator {
     std::size_t held = 0, used = 0, peak = 0;
   };
   Use use() const;
-  std::size_t held() const { return held_; }
-  /// Counts bytes that were copied between this device and another place; a recording's count when it is replayed.
-  void count_moved(std::uint64_t bytes) { moved_ += bytes; }
-  void uncount_moved(std::uint64_t bytes) { moved_ -= bytes; }
-  std::uint64_t moved() const { return moved_; }
 
  private:
   using FreeLists = std::map<std::size_t, std::vector<void*>>;  // by size
   void* from_driver(std::size_t size);
   bool is_outside_recording() const { return recording_ != 0 && recording_of_thread() != recording_; }
   void give_back_cached();
+  /// Has the other devices on the same GPU give their cached memory back to the driver.
+  void trim_others();
   void copy_from_host(void* destination, const void* source, std::size_t bytes);
   void copy_to_host(void* destination, const void* source, std::size_t bytes);
 
@@ -71,7 +69,7 @@ class DeviceMemory final : public Allocator {
   Stage& take_stage(std::size_t bytes);
   void give_stage(Stage& stage);
 
-  CudaBackend& backend_;
+  DeviceTable& table_;
   CudaDevice& device_;
   mutable std::mutex mutex_;
   std::unordered_map<int, FreeLists> free_;  // by recording, of its branches by minus its number; 0: shared
@@ -79,7 +77,6 @@ class DeviceMemory final : public Allocator {
   int recording_ = 0;                        // the one that runs
   int live_recordings_ = 0;
   std::atomic<std::size_t> held_{0};
-  std::atomic<std::uint64_t> moved_{0};
   std::size_t used_ = 0, peak_ = 0;
   std::mutex stages_mutex_;
   std::vector<std::unique_ptr<Stage>> stages_;
