@@ -17,7 +17,7 @@
 namespace duet::elastic {
 namespace {
 
-std::set<std::string>& names() {
+std::set<std::string>& kept_names() {
   static std::set<std::string> all;
   return all;
 }
@@ -25,13 +25,13 @@ std::set<std::string>& names() {
 class KeptState final : private Recoverable {
  public:
   KeptState(std::string name, StateMemory memory) : name_(std::move(name)), memory_(std::move(memory)) {
-    require<UsageError>(!names().contains(name_), "two states of an elastic job have the name '", name_, "'");
+    require<UsageError>(!kept_names().contains(name_), "two states of an elastic job have the name '", name_, "'");
     join(concat("the state '", name_, "'"));
-    names().insert(name_);
+    kept_names().insert(name_);
   }
   ~KeptState() override {
     leave();
-    names().erase(name_);
+    kept_names().erase(name_);
   }
 
  private:
