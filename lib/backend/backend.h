@@ -374,8 +374,8 @@ class Backend {
   virtual void adam_step(const Tensor& value, const Tensor& gradient, const Tensor& first, const Tensor& second,
                          const AdamRule& rule, int share, int shares) = 0;
   /// destination = sum of the parts (one per device of this process, in device order): the tree of
-  /// Note [Sums over samples] for 1, 2, 4, 8 parts, else from the first to the last. `accumulate` adds the
-  /// destination's old value last.
+  /// Note [Sums over samples] for a power of two, else from the first to the last, as additions_of(int). `accumulate`
+  /// adds the destination's old value last.
   /// Devices that do not share memory leave everything to share 0, which copies the parts to the destination's device.
   virtual void sum_devices(std::span<const Tensor> parts, const Tensor& destination, bool accumulate, int share,
                            int shares) = 0;

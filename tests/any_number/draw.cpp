@@ -189,13 +189,13 @@ Draw draw_of(std::uint64_t seed, const std::vector<std::string>& backends) {
   draw.seed = seed;
   draw.network = random.one_of<std::string>({"simple_cnn", "linear", "linear", "resnet", "random", "random"});
   draw.mode = random.one_of<std::string>({"dp", "ddp", "ddp", "ddp of dp"});
-  draw.devices = static_cast<int>(1 + random.below(8));
+  draw.blocks = static_cast<int>(8 << random.below(3));
+  draw.devices = static_cast<int>(1 + random.below(draw.blocks));
   if (draw.mode == "dp") draw.per_rank = draw.devices;
   if (draw.mode == "ddp of dp") {
     draw.per_rank = static_cast<int>(2 + random.below(3));
     draw.devices = draw.per_rank * static_cast<int>(1 + random.below(4));
   }
-  draw.blocks = static_cast<int>(8 << random.below(3));
   while (draw.devices > draw.blocks) draw.blocks *= 2;
   draw.batch = random.one_of<std::int64_t>({128, 100, 13, 5, 1});
   if (draw.network == "simple_cnn" || draw.network == "resnet") draw.batch = std::min<std::int64_t>(draw.batch, 37);

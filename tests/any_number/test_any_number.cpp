@@ -42,9 +42,8 @@ std::vector<std::string> backends() {
   return all;
 }
 
-void check_draw(std::uint64_t seed) {
-  const Draw draw = draw_of(seed, backends());
-  INFO("DUET_DRAW=" << seed << " test_any_number: " << draw);
+void check(const Draw& draw) {
+  INFO("DUET_DRAW=" << draw.seed << " test_any_number: " << draw);
   Draw single = draw;
   single.mode = "dp";
   single.devices = single.per_rank = 1;
@@ -322,11 +321,28 @@ TEST_CASE("a DataParallel around a part of a network runs in ranks that own seve
 }
 
 /// DUET_DRAW=SEED trains that draw only; DUET_DRAWS=N draws as many, from seed DUET_DRAW_FROM on.
-TEST_CASE("drawn trainings on 1 to 8 devices end with one device's bits") {
-  if (std::getenv("DUET_DRAW") != nullptr) return check_draw(number_of("DUET_DRAW", 0));
+TEST_CASE("drawn trainings on up to 32 devices end with one device's bits") {
+  if (std::getenv("DUET_DRAW") != nullptr) return check(draw_of(number_of("DUET_DRAW", 0), backends()));
   const std::uint64_t draws = number_of("DUET_DRAWS", 100), first = number_of("DUET_DRAW_FROM", 1);
   std::cout << "draws " << first << " to " << first + draws - 1 << "\n";
-  for (std::uint64_t seed = first; seed < first + draws; ++seed) check_draw(seed);
+  for (std::uint64_t seed = first; seed < first + draws; ++seed) check(draw_of(seed, backends()));
+}
+
+TEST_CASE("every number of devices up to that of the blocks ends with one device's bits") {
+  for (const int blocks : {8, 16, 32})
+    for (int devices = 2; devices <= blocks; ++devices)
+      for (const char* const mode : {"dp", "ddp"}) {
+        const auto seed = static_cast<std::uint64_t>(100 * blocks + devices);
+        Draw draw = draw_of(seed, {"memory"});
+        draw.network = devices % 3 == 0 ? "random" : "linear";
+        draw.mode = mode;
+        draw.devices = devices;
+        draw.per_rank = draw.mode == "dp" ? devices : 1;
+        draw.blocks = blocks;
+        draw.batch = 1 + static_cast<std::int64_t>(seed) * 7 % 70;  // also fewer rows than blocks
+        draw.rows = 2 * draw.batch;
+        check(draw);
+      }
 }
 
 namespace {

@@ -2,7 +2,6 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
-#include <functional>
 #include <set>
 #include <string>
 #include <vector>
@@ -136,19 +135,23 @@ TEST_CASE("an unstamped tensor is its own batch, a stamped one has its place in 
   CHECK(blocks_of({0, 8, 128}, 16).leaf_count == 2);  // cut across blocks
 }
 
-TEST_CASE("sum_devices adds 1, 2, 4 and 8 parts by the tree and other numbers in order") {
+TEST_CASE("sum_devices adds parts as additions_of() says: a power of two by the tree, others in order") {
   Mt19937 generator(5);
   for (const std::int64_t count : {1, 7, 16, 100, 1003}) {
     std::vector<Tensor> all;
-    for (int i = 0; i < 8; ++i) {
+    for (int i = 0; i < 64; ++i) {
       all.push_back(empty({count}));
       generator.uniform(all.back().span<float>(), -1.0, 1.0);
     }
-    const auto part = [&](int i, std::int64_t e) { return all[static_cast<std::size_t>(i)].data<float>()[e]; };
-    const std::function<float(int, int, std::int64_t)> tree = [&](int low, int high, std::int64_t e) {
-      return high - low == 1 ? part(low, e) : tree(low, (low + high) / 2, e) + tree((low + high) / 2, high, e);
-    };
-    for (int parts = 1; parts <= 8; ++parts)
+    for (int parts = 1; parts <= 64; ++parts) {
+      std::vector<std::vector<float>> sums;
+      for (int i = 0; i < parts; ++i) {
+        const auto values = all[static_cast<std::size_t>(i)].span<float>();
+        sums.emplace_back(values.begin(), values.end());
+      }
+      for (const auto& [to, from] : additions_of(parts))
+        for (std::size_t e = 0; e < sums[0].size(); ++e)
+          sums[static_cast<std::size_t>(to)][e] += sums[static_cast<std::size_t>(from)][e];
       for (const bool accumulate : {false, true})
         for (const int shares : {1, 3}) {
           const Tensor sum = empty({count});
@@ -158,21 +161,19 @@ TEST_CASE("sum_devices adds 1, 2, 4 and 8 parts by the tree and other numbers in
                                            shares);
           int wrong = 0;
           for (std::int64_t e = 0; e < count; ++e) {
-            float expected = part(0, e);
-            for (int i = 1; i < parts; ++i) expected += part(i, e);
-            if (parts == 1 || parts == 2 || parts == 4 || parts == 8) expected = tree(0, parts, e);
-            if (accumulate) expected = 0.375f + expected;
-            wrong += sum.data<float>()[e] != expected;
+            const float expected = sums[0][static_cast<std::size_t>(e)];
+            wrong += sum.data<float>()[e] != (accumulate ? 0.375f + expected : expected);
           }
           CAPTURE(count, parts, accumulate, shares);
           CHECK(wrong == 0);
         }
+    }
   }
 }
 
 TEST_CASE("all_reduce_devices gives the bits of sum_devices to all, also in the parts' own memory") {
   Mt19937 generator(6);
-  for (int count = 1; count <= 8; ++count) {
+  for (int count = 1; count <= 33; ++count) {
     std::vector<Tensor> parts;
     for (const Device device : first_devices(DeviceKind::cpu, count)) {
       parts.push_back(empty({100}, DType::f32, device));

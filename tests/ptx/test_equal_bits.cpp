@@ -214,7 +214,7 @@ TEST_CASE("ptx: ways that promise equal bits have them, contracted or not") {
                                        {0.1f, 0, 0, 0.01f, false, false}})
     sgd_pair(f, kind++);
   adam_pair();
-  for (const int count : {2, 3, 4, 8}) sum_pairs(count);
+  for (const int count : {2, 3, 4, 8, 16, 32}) sum_pairs(count);
   for (const int classes : {10, 33}) {
     loss_pairs(classes);
     log_softmax_pair(classes);

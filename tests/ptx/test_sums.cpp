@@ -65,7 +65,7 @@ void all_reduce_case(int parts, std::int64_t n, Layout layout) {
 }  // namespace
 
 TEST_CASE("ptx: sums over devices") {
-  for (const int parts : {1, 2, 3, 4, 5, 7, 8, 64})
+  for (const int parts : {1, 2, 3, 4, 5, 7, 8, 16, 32, 64})
     for (const std::int64_t n : {0, 1, 3, 5, 255, 1001, 20001}) {
       for (const Layout layout : {Layout::zero, Layout::one, Layout::in_place}) sum_parts_case(parts, n, layout);
       for (const Layout layout : {Layout::zero, Layout::one, Layout::mixed, Layout::three, Layout::in_place})

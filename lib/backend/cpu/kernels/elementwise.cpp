@@ -45,31 +45,51 @@ void write_sum(Sum sum, bool accumulate, float* y, std::int64_t n) {
   }
 }
 
-}  // namespace
-
-void sum_parts(const float* const* p, int count, bool accumulate, float* y, std::int64_t n) {
+/// The sum of `count` parts, a power of two up to 8, by the tree of Note [Sums over samples].
+void sum_few(const float* const* p, int count, bool accumulate, float* y, std::int64_t n) {
   const float* const a = p[0];
   const float* const b = p[count > 1 ? 1 : 0];
   const float* const c = p[count > 2 ? 2 : 0];
-  const float* const d = p[count > 3 ? 3 : 0];
-  switch (count) {
-    case 1: return write_sum([=](std::int64_t i) { return a[i]; }, accumulate, y, n);
-    case 2: return write_sum([=](std::int64_t i) { return a[i] + b[i]; }, accumulate, y, n);
-    case 4: return write_sum([=](std::int64_t i) { return (a[i] + b[i]) + (c[i] + d[i]); }, accumulate, y, n);
-    case 8: {
-      const float *const e = p[4], *const f = p[5], *const g = p[6], *const h = p[7];
-      return write_sum(
-          [=](std::int64_t i) { return ((a[i] + b[i]) + (c[i] + d[i])) + ((e[i] + f[i]) + (g[i] + h[i])); }, accumulate,
-          y, n);
+  const float* const d = p[count > 2 ? 3 : 0];
+  if (count == 1) return write_sum([=](std::int64_t i) { return a[i]; }, accumulate, y, n);
+  if (count == 2) return write_sum([=](std::int64_t i) { return a[i] + b[i]; }, accumulate, y, n);
+  if (count == 4) return write_sum([=](std::int64_t i) { return (a[i] + b[i]) + (c[i] + d[i]); }, accumulate, y, n);
+  const float *const e = p[4], *const f = p[5], *const g = p[6], *const h = p[7];
+  write_sum([=](std::int64_t i) { return ((a[i] + b[i]) + (c[i] + d[i])) + ((e[i] + f[i]) + (g[i] + h[i])); },
+            accumulate, y, n);
+}
+
+constexpr std::int64_t kTile = 256;
+
+/// The same of any power of two, for elements [begin, begin + n) of the parts; n is at most kTile.
+void sum_tile(const float* const* p, int count, std::int64_t begin, float* y, std::int64_t n) {
+  if (count <= 8) {
+    const float* at[8];
+    for (int k = 0; k < count; ++k) at[k] = p[k] + begin;
+    return sum_few(at, count, false, y, n);
+  }
+  float right[kTile];
+  sum_tile(p, count / 2, begin, y, n);
+  sum_tile(p + count / 2, count / 2, begin, right, n);
+  add(y, right, y, n);
+}
+
+}  // namespace
+
+void sum_parts(const float* const* p, int count, bool accumulate, float* y, std::int64_t n) {
+  const bool by_tree = (count & (count - 1)) == 0;
+  if (by_tree && count <= 8) return sum_few(p, count, accumulate, y, n);
+  for (std::int64_t begin = 0; begin < n; begin += kTile) {
+    const std::int64_t size = n - begin < kTile ? n - begin : kTile;
+    float total[kTile];
+    if (by_tree) {
+      sum_tile(p, count, begin, total, size);
+    } else {
+      write_sum([=](std::int64_t i) { return p[0][begin + i]; }, false, total, size);
+      for (int k = 1; k < count; ++k) add(total, p[k] + begin, total, size);
     }
-    default:
-      return write_sum(
-          [=](std::int64_t i) {
-            float total = p[0][i];
-            for (int k = 1; k < count; ++k) total += p[k][i];
-            return total;
-          },
-          accumulate, y, n);
+    const float* const sum = total;
+    write_sum([=](std::int64_t i) { return sum[i]; }, accumulate, y + begin, size);
   }
 }
 

@@ -86,7 +86,7 @@ struct Kernels {
   void (*mask_scale)(const float* x, const std::uint8_t* mask, float scale, float* y, std::int64_t n);
   /// dx = dy * scale where y, which relu and dropout made, is positive or NaN, else 0.
   void (*relu_dropout_backward)(const float* y, const float* dy, float scale, float* dx, std::int64_t n);
-  /// y = the parts' sum by the tree (1, 2, 4, 8 parts) or in order; plus y's old value if `accumulate`.
+  /// y = the parts' sum by the tree (for a power of two) or in order; plus y's old value if `accumulate`.
   void (*sum_parts)(const float* const* parts, int count, bool accumulate, float* y, std::int64_t n);
   void (*sgd)(float* value, const float* gradient, float* momentum, std::int64_t n, float lr, float momentum_factor,
               float dampening, float weight_decay, bool nesterov, bool first);

@@ -95,7 +95,7 @@ struct Parts {
 struct Sums {
   float* at[kMaxParts];
 };
-/// y = the parts' sum by the tree (1, 2, 4, 8 parts) or in order; plus y's old value if `accumulate`.
+/// y = the parts' sum by the tree (for a power of two) or in order; plus y's old value if `accumulate`.
 void sum_parts(const Parts& parts, int count, bool accumulate, float* y, std::int64_t n, cudaStream_t stream);
 /// Each of `count` sums = the sum of `count` parts as above. The current device can access all of them, wherever they
 /// lie; sums.at[i] may be parts.at[i].

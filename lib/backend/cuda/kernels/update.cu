@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <type_traits>
 
 #include "lib/backend/arithmetic.h"
 #include "lib/backend/cuda/kernels/kernels.h"
@@ -157,23 +158,39 @@ __device__ inline void add_to(float4& a, const float4& b) {
   a.w += b.w;
 }
 
-/// The i-th T behind the first `skip` elements: kTree parts by the tree of Note [Sums over samples]; 0: `count` parts
-/// in order.
+/// The sum of kCount parts from `first` on, by the tree of Note [Sums over samples].
+template <int kCount, class Load>
+__device__ auto add_by_tree(const Load& load, int first) {
+  if constexpr (kCount == 1) {
+    return load(first);
+  } else if constexpr (kCount <= 16) {
+    auto sum = add_by_tree<kCount / 2>(load, first);
+    add_to(sum, add_by_tree<kCount / 2>(load, first + kCount / 2));
+    return sum;
+  } else {  // a loop, as a thread has no registers for more parts at once
+    decltype(load(0)) sum{};
+    DUET_NO_UNROLL
+    for (int half = 0; half < 2; ++half) {
+      const auto part = add_by_tree<kCount / 2>(load, first + half * (kCount / 2));
+      if (half == 0)
+        sum = part;
+      else
+        add_to(sum, part);
+    }
+    return sum;
+  }
+}
+
+/// The i-th T behind the first `skip` elements: the sum of kTree parts by the tree; 0: of `count` parts in order.
 template <int kTree, class T>
 __device__ T sum_at(const Parts& parts, int count, std::int64_t skip, std::int64_t i) {
   const auto load = [&](int k) { return reinterpret_cast<const T*>(parts.at[k] + skip)[i]; };
-  if constexpr (kTree == 0) {
+  if constexpr (kTree != 0) {
+    return add_by_tree<kTree>(load, 0);
+  } else {
     T total = load(0);
     for (int k = 1; k < count; ++k) add_to(total, load(k));
     return total;
-  } else {
-    T part[kTree];
-    DUET_UNROLL
-    for (int k = 0; k < kTree; ++k) part[k] = load(k);
-    DUET_UNROLL
-    for (int step = 1; step < kTree; step *= 2)
-      for (int k = 0; k < kTree; k += 2 * step) add_to(part[k], part[k + step]);
-    return part[0];
   }
 }
 
@@ -211,17 +228,30 @@ __global__ void __launch_bounds__(kThreads)
 // Enough to keep the links between GPUs busy, and few enough to leave room for other work.
 constexpr unsigned kMostBlocks = 64;
 
+/// Calls `launch` with the number of parts that a kernel adds up by the tree, a constant; 0: it adds them in order.
+template <class Launch>
+void with_tree(int count, const Launch& launch) {
+  switch (count) {
+    case 1: return launch(std::integral_constant<int, 1>{});
+    case 2: return launch(std::integral_constant<int, 2>{});
+    case 4: return launch(std::integral_constant<int, 4>{});
+    case 8: return launch(std::integral_constant<int, 8>{});
+    case 16: return launch(std::integral_constant<int, 16>{});
+    case 32: return launch(std::integral_constant<int, 32>{});
+    case 64: return launch(std::integral_constant<int, 64>{});
+    default: return launch(std::integral_constant<int, 0>{});
+  }
+}
+
 std::size_t past_alignment(const void* memory) { return reinterpret_cast<std::uintptr_t>(memory) % sizeof(float4); }
 
 }  // namespace
 
 void sum_parts(const Parts& parts, int count, bool accumulate, float* y, std::int64_t n, cudaStream_t stream) {
-  auto kernel = sum_parts_kernel<0>;
-  if (count == 1) kernel = sum_parts_kernel<1>;
-  if (count == 2) kernel = sum_parts_kernel<2>;
-  if (count == 4) kernel = sum_parts_kernel<4>;
-  if (count == 8) kernel = sum_parts_kernel<8>;
-  launch(kernel, blocks_for(n), dim3(kThreads), 0, stream, parts, count, accumulate, y, n);
+  with_tree(count, [&](auto tree) {
+    launch(sum_parts_kernel<decltype(tree)::value>, blocks_for(n), dim3(kThreads), 0, stream, parts, count, accumulate,
+           y, n);
+  });
 }
 
 void all_reduce(const Parts& parts, const Sums& sums, int count, std::int64_t n, cudaStream_t stream) {
@@ -232,11 +262,10 @@ void all_reduce(const Parts& parts, const Sums& sums, int count, std::int64_t n,
   const auto head = std::min(n, static_cast<std::int64_t>((sizeof(float4) - past) % sizeof(float4) / sizeof(float)));
   const std::int64_t fours = alike ? (n - head) / 4 : 0;
   const unsigned blocks = std::min(blocks_for(std::max(fours, n - 4 * fours)).x, kMostBlocks);
-  auto kernel = all_reduce_kernel<0>;
-  if (count == 2) kernel = all_reduce_kernel<2>;
-  if (count == 4) kernel = all_reduce_kernel<4>;
-  if (count == 8) kernel = all_reduce_kernel<8>;
-  launch(kernel, dim3(blocks), dim3(kThreads), 0, stream, parts, sums, count, n, head, fours);
+  with_tree(count, [&](auto tree) {
+    launch(all_reduce_kernel<decltype(tree)::value>, dim3(blocks), dim3(kThreads), 0, stream, parts, sums, count, n,
+           head, fours);
+  });
 }
 
 }  // namespace duet::cuda::kernels
