@@ -116,6 +116,23 @@ TEST_CASE("values under other names or of other sizes are errors that say which"
                     ContainsSubstring("two states of an elastic job have the name 'best'"));
 }
 
+TEST_CASE("a state that ends early, wherever, or that goes on is an error") {
+  std::vector<float> losses = {1, 2, 3};
+  Tensor mean = zeros({3});
+  std::string name = "a text";
+  const elastic::State kept_losses = elastic::state("losses", losses), kept_mean = elastic::state("mean", mean),
+                       kept_name = elastic::state("name", name);
+  std::vector<std::byte> bytes = recovery().state();
+  recovery().take_state(bytes);
+  for (std::size_t count = 0; count < bytes.size(); ++count) {
+    CAPTURE(count);
+    CHECK_THROWS_WITH(recovery().take_state(std::span(bytes).first(count)),
+                      ContainsSubstring("bytes too early") || ContainsSubstring("bytes are left of it"));
+  }
+  bytes.push_back({});
+  CHECK_THROWS_WITH(recovery().take_state(bytes), ContainsSubstring("goes on behind this one's"));
+}
+
 TEST_CASE("values are as they were when a void step began, and stay as they are between passes") {
   int recovers = 0;
   recovery().set_group({.complete = [](std::int64_t) {},
