@@ -2,8 +2,8 @@
 # Installs what is missing, builds duet and runs its tests. The last line reads "N passed, N failed"; the lines before it
 # name what was skipped and why, and what was left out.
 #
-#   tools/test.sh                                       the tests of the library and the program, in build-release
-#   tools/test.sh --all                                 all tests, also those of simulated GPUs, CUDA kernels, LibTorch, failures
+#   tools/test.sh                                       the tests of the library and the program in ten minutes, in build-release
+#   tools/test.sh --all                                 all tests, also of failures, networks, simulated GPUs, LibTorch, whole programs
 #   tools/test.sh --suite lib --suite ddp               only these suites
 #   tools/test.sh --no-suite elastic                    without this one
 #   tools/test.sh --build build-asan -Db_sanitize=...   another build folder, with options for `meson setup`
@@ -15,7 +15,7 @@ cd "$(dirname "$0")/.."
 
 # Tests have time to spare: a limit ends what hangs, and must not end what a busy machine runs slowly.
 build=build-release options=() suites=() more=() slower=4
-left_out=(simulated cuda cuda_build ptx torch elastic failing_calls locale install)
+left_out=(simulated cuda cuda_build ptx torch elastic network end_to_end examples failing_calls locale install)
 while [ $# -gt 0 ]; do
   case "$1" in
     --*=*) set -- "${1%%=*}" "${1#*=}" "${@:2}" ;;
@@ -49,7 +49,7 @@ export ASAN_OPTIONS=${ASAN_OPTIONS-allocator_may_return_null=1}
 export TSAN_OPTIONS=${TSAN_OPTIONS-allocator_may_return_null=1:ignore_noninstrumented_modules=1}
 status=0
 rm -f "$build/meson-logs/testlog.json"
-tools/build.py test "$build/test.log" meson test -C "$build" --num-processes $(($(nproc) + 1)) --timeout-multiplier "$slower" "${suites[@]}" || status=$?
+tools/build.py test "$build/test.log" meson test -C "$build" --num-processes $(($(nproc) + 3)) --timeout-multiplier "$slower" "${suites[@]}" || status=$?
 [ -f "$build/meson-logs/testlog.json" ] || exit 1
 [ ${#left_out[@]} = 0 ] || echo "left out: the suites ${left_out[*]}; tools/test.sh --all runs everything"
 tools/count_tests.py "$build/meson-logs/testlog.json" ${DUET_TEST_TIMES:+"$DUET_TEST_TIMES" "$build"} || status=1

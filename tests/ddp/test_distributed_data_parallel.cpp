@@ -28,15 +28,15 @@ using namespace duet_test;
 
 namespace {
 
-struct Outcome {
+struct WorkerLines {
   std::map<int, std::vector<std::string>> lines;  // of stdout, by rank
   LaunchResult result;
 };
 
 /// Runs a scenario of worker.cpp in a process per rank.
-Outcome run_worker(int ranks, std::vector<std::string> arguments) {
+WorkerLines lines_of_worker(int ranks, std::vector<std::string> arguments) {
   arguments.insert(arguments.begin(), DUET_DDP_WORKER);
-  Outcome outcome;
+  WorkerLines outcome;
   outcome.result =
       launch({.ranks = ranks, .command = arguments, .on_line = [&](int rank, bool error, std::string_view line) {
                 if (!error) outcome.lines[rank].emplace_back(line);
@@ -54,7 +54,7 @@ TEST_CASE("DDP on 2, 4 and 8 ranks gives the bits of one device") {
     train(single, single, rows, 0, 1);
     for (const int size : {2, 4, 8}) {
       if (size == 8 && rows != 27) continue;
-      const Outcome outcome = run_worker(size, {"train", std::to_string(rows)});
+      const WorkerLines outcome = lines_of_worker(size, {"train", std::to_string(rows)});
       CHECK(outcome.result.message == "");
       INFO(size << " ranks, " << rows << " rows");
       for (int rank = 0; rank < size; ++rank) CHECK(outcome.lines.at(rank) == Lines{fingerprint(single)});
@@ -63,8 +63,8 @@ TEST_CASE("DDP on 2, 4 and 8 ranks gives the bits of one device") {
 }
 
 TEST_CASE("DDP on 3 ranks agrees with itself exactly, whatever the buckets") {
-  const Outcome large = run_worker(3, {"train", "31"});
-  const Outcome small = run_worker(3, {"train", "31", "1"});
+  const WorkerLines large = lines_of_worker(3, {"train", "31"});
+  const WorkerLines small = lines_of_worker(3, {"train", "31", "1"});
   CHECK(large.lines.at(0).size() == 1);
   for (int rank = 0; rank < 3; ++rank) {
     CHECK(large.lines.at(rank) == large.lines.at(0));
@@ -75,14 +75,14 @@ TEST_CASE("DDP on 3 ranks agrees with itself exactly, whatever the buckets") {
 TEST_CASE("gradients: the tutorial's loop, the mean over rows, PyTorch's rule") {
   // Gradients are 10 on rank 0 and 40 on rank 1.
   for (const char* rule : {"average", "rows", "torch"}) {
-    const Outcome outcome = run_worker(2, {"gradient", rule});
+    const WorkerLines outcome = lines_of_worker(2, {"gradient", rule});
     for (int rank = 0; rank < 2; ++rank) CHECK(outcome.lines.at(rank) == Lines{"25"});
   }
 }
 
 TEST_CASE("no_sync accumulates, and the next backward reduces it all") {
   // PyTorch's example: gradients 1 and 2 on two ranks.
-  const Outcome outcome = run_worker(2, {"no_sync"});
+  const WorkerLines outcome = lines_of_worker(2, {"no_sync"});
   CHECK(outcome.lines.at(0) == Lines{"1.5", "2.5", "4.5"});
   CHECK(outcome.lines.at(1) == Lines{"1.5", "3.5", "4.5"});
 }
@@ -92,20 +92,20 @@ TEST_CASE("ranks with fewer steps join those that go on, and end with their para
     float weight = 1;  // its gradient is 2 weight on those that train, divided by all
     for (int training = size; training > 0; --training)
       weight -= 0.25f * 2 * weight * static_cast<float>(training) / static_cast<float>(size);
-    const Outcome outcome = run_worker(size, {"join"});
+    const WorkerLines outcome = lines_of_worker(size, {"join"});
     CHECK(outcome.result.message == "");
     for (int rank = 0; rank < size; ++rank) CHECK(outcome.lines.at(rank) == Lines{concat(weight, " ", size)});
   }
 }
 
 TEST_CASE("while ranks join, buffers are those of a rank that trains") {
-  const Outcome outcome = run_worker(2, {"join_buffers"});
+  const WorkerLines outcome = lines_of_worker(2, {"join_buffers"});
   CHECK(outcome.result.message == "");
   for (int rank = 0; rank < 2; ++rank) CHECK(outcome.lines.at(rank) == Lines{"1.084"});  // 4 (1 - 0.9^3)
 }
 
 TEST_CASE("parameters that differ are found in the step that compares them, on every rank") {
-  const Outcome outcome = run_worker(3, {"compare"});
+  const WorkerLines outcome = lines_of_worker(3, {"compare"});
   CHECK_THAT(outcome.result.message, ContainsSubstring("parameters differ from those of rank 0 in step 3, on rank 1"));
 }
 
@@ -113,7 +113,7 @@ TEST_CASE("with a synchronised batch norm ranks end with the bits of one device"
   SyncNet single(kSeed);
   train(single, single, 27, 0, 1);
   for (const int size : {2, 4}) {
-    const Outcome outcome = run_worker(size, {"sync_batch_norm"});
+    const WorkerLines outcome = lines_of_worker(size, {"sync_batch_norm"});
     CHECK(outcome.result.message == "");
     for (int rank = 0; rank < size; ++rank) CHECK(outcome.lines.at(rank) == Lines{fingerprint(single)});
   }
@@ -135,9 +135,9 @@ TEST_CASE("the trace has what backward waits for its buckets, once a step") {
 }
 
 TEST_CASE("a parameter without a gradient is named, or counts as zeros") {
-  CHECK_THAT(run_worker(2, {"unused", "error"}).result.message,
+  CHECK_THAT(lines_of_worker(2, {"unused", "error"}).result.message,
              ContainsSubstring("without a gradient for unused.weight"));
-  const Outcome outcome = run_worker(2, {"unused", "allowed"});
+  const WorkerLines outcome = lines_of_worker(2, {"unused", "allowed"});
   for (int rank = 0; rank < 2; ++rank) CHECK(outcome.lines.at(rank) == Lines{"0"});
 }
 
