@@ -78,6 +78,8 @@ struct ParallelApplyNode final : Node {
     return {};
   }
 
+  unsigned normalisers_of(int output) const override { return kinds[static_cast<std::size_t>(output)]; }
+
   void release() override {
     outputs_of.clear();
     inputs.clear();
@@ -189,6 +191,7 @@ struct ParallelApplyNode final : Node {
   BatchSums* others = nullptr;                      // the outer wrapper's sums over processes, in this tape's forward
   Tensor model_gradients;                           // the module's run of the model's flat gradient
   PooledVector<PooledVector<Variable>> outputs_of;  // by replica, each on its own tape
+  PooledVector<unsigned> kinds;                     // normalisers by output
   PooledVector<Variable> inputs;                    // leaves of the replicas' tapes
   PooledVector<char> took_part;
 };
@@ -221,21 +224,19 @@ PooledVector<nn::Value> parallel_apply(const std::shared_ptr<Replicas>& replicas
   if (!record) return outputs;
 
   PooledVector<PooledVector<Variable>> outputs_of(inputs.size());
-  int output_count = 0;
-  unsigned normalisers = 0;
+  PooledVector<unsigned> kinds;
   for (std::size_t i = 0; i < outputs.size(); ++i) {
     for_each_tensor(outputs[i], [&](const Variable& y) {
       outputs_of[i].push_back(y);
-      ++output_count;
-      if (y.requires_grad()) normalisers |= y.edge().node->normalisers();
+      const unsigned kind = y.requires_grad() ? y.edge().normalisers() : unsigned{kOwnRows};
+      kinds.push_back((kind & kPartOfBatch) != 0 ? (kind & ~unsigned{kPartOfBatch}) | of_all_parts : kind);
     });
   }
-  if ((normalisers & kPartOfBatch) != 0) normalisers = (normalisers & ~unsigned{kPartOfBatch}) | of_all_parts;
-  auto node = make_pooled<ParallelApplyNode>(output_count);
+  auto node = make_pooled<ParallelApplyNode>(static_cast<int>(kinds.size()));
   for (const Edge& edge : input_edges) node->add_edge(edge);
   const nn::Module::Range& range = replicas->module().range();
   for (int s = 0; s < range.slots; ++s) node->add_edge(model.parameter(range.first_slot + s).edge());
-  node->set_normalisers(normalisers);
+  node->kinds = std::move(kinds);
   node->replicas = replicas;
   node->others = model.batch_sums;
   node->first_slot = static_cast<std::size_t>(range.first_slot - model.first_slot);

@@ -230,37 +230,31 @@ PooledVector<Variable> scatter(const Variable& whole, std::span<const Device> de
 
 namespace {
 
-/// Replaces the losses of each device's pieces by their mean.
-PooledVector<Variable> means_of_devices(std::span<const Variable> losses, const CutBatch& from) {
-  PooledVector<Variable> means;
-  for (std::size_t begin = 0, end = 0; begin < losses.size(); begin = end) {
-    while (end < losses.size() && from.cut.devices[end] == from.cut.devices[begin]) ++end;
-    const auto own = losses.subspan(begin, end - begin);
-    const bool shares = std::ranges::all_of(own, [](const Variable& loss) {
-      return loss.requires_grad() && (loss.edge().node->normalisers() & kOwnRows) == 0;
-    });
-    require<UsageError>(
-        own.size() == 1 || shares,
-        "the module gives one number for each run of a device that owns several subtrees of the batch's "
-        "blocks, which is no loss divided by the rows of the global batch: give numbers by row, use a "
-        "number of devices that divides that of the blocks, or batches without a stamp");
-    means.push_back(own.size() == 1 ? own[0]
-                                    : ops::mean_of_shards(own, std::span(from.cut.sizes).subspan(begin, end - begin),
-                                                          from.stamp, own[0].device()));
-  }
-  return means;
+/// Whether the pieces are losses that were divided by the rows of the batch that was cut, so that their gradients add
+/// up.
+bool are_shares(std::span<const Variable> pieces, const CutBatch& from) {
+  return pieces.size() == from.cut.sizes.size() && std::ranges::all_of(pieces, [](const Variable& piece) {
+           return grad_enabled() && piece.requires_grad() && (piece.edge().normalisers() & kOwnRows) == 0;
+         });
+}
+
+/// Whether a device has several of the pieces.
+bool has_several(const Cut& cut) {
+  return !cut.subtrees.empty() && std::ranges::adjacent_find(cut.devices) != cut.devices.end();
 }
 
 }  // namespace
 
 Variable gather(std::span<const Variable> pieces, Device device, int dim, const CutBatch& from) {
   require<ShapeError>(!pieces.empty(), "gather: expected at least one tensor to gather from");
+  if (are_shares(pieces, from)) return ops::mean_of_shards(pieces, from.cut.sizes, from.stamp, device);
   const bool scalars = pieces[0].shape().rank() == 0;
-  if (scalars && !from.cut.subtrees.empty()) {
-    const PooledVector<Variable> means = means_of_devices(pieces, from);
-    return means.size() == 1 ? means[0] : gather(means, device, dim);
-  }
-  for (std::size_t i = 0; !from.cut.subtrees.empty() && i < pieces.size(); ++i)
+  if (scalars && pieces.size() == 1 && !from.cut.subtrees.empty()) return pieces[0];
+  require<UsageError>(!scalars || !has_several(from.cut),
+                      "the module gives one number for each run of a device that owns several subtrees of the batch's "
+                      "blocks, which is no loss divided by the rows of the global batch: give numbers by row, use a "
+                      "number of devices that divides that of the blocks, or batches without a stamp");
+  for (std::size_t i = 0; !scalars && !from.cut.subtrees.empty() && i < pieces.size(); ++i)
     require<UsageError>(pieces[i].shape().rank() > dim && pieces[i].shape()[dim] == from.cut.sizes[i],
                         "the module gives ", pieces[i].shape(), " for ", from.cut.sizes[i],
                         " rows of a device that owns several subtrees of the batch's blocks, and so runs it on each: "

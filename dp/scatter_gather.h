@@ -59,10 +59,10 @@ struct CutBatch {
 };
 
 /// Joins pieces along `dim` on `device`; scalars become a vector. The gradient is scattered to the pieces. Throws
-/// ShapeError that shows both sizes when pieces do not fit. `from`: of one device with several pieces scalars become
-/// one, the mean of its rows; of one device alone there is no vector. Throws UsageError for such scalars that are no
-/// losses which were divided by the rows of the global batch: what they are of all pieces is not known; and for tensors
-/// of a piece that do not have its rows.
+/// ShapeError that shows both sizes when pieces do not fit. Losses that were divided by the rows of the batch `from`
+/// which the pieces come become the loss of all its rows instead, of the shape that one device gives: their gradients
+/// are shares of one sum. Throws UsageError for other scalars of a device with several pieces, as what they are of all
+/// pieces is not known, and for tensors of such a piece that do not have its rows.
 Variable gather(std::span<const Variable> pieces, Device device, int dim = 0, const CutBatch& from = {});
 /// Joins values of the same structure; throws ShapeError when structures differ.
 nn::Value gather(std::span<const nn::Value> pieces, Device device, int dim = 0, const CutBatch& from = {});

@@ -49,7 +49,7 @@ class Engine {
     unsigned normalisers = 0;
     for (const BackwardRoot& root : roots) {
       discover(root.edge.node);
-      normalisers |= root.edge.node->normalisers();
+      normalisers |= root.edge.normalisers();
     }
     require<UsageError>(
         (normalisers & kGlobalRows) == 0 || listeners_.empty() ||

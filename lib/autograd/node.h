@@ -35,6 +35,8 @@ inline Normaliser normaliser_of(const Rows& stamp, std::int64_t rows) {
 struct Edge {
   std::shared_ptr<Node> node;  // null: no consumer needs this gradient
   int output = 0;
+  /// See Node::normalisers_of(); the node is not null.
+  unsigned normalisers() const;
 };
 
 /// Gradients on their way through one node.
@@ -73,12 +75,14 @@ class Node {
   int outputs() const { return outputs_; }
   const PooledVector<Edge>& edges() const { return edges_; }
   void add_edge(const Edge& edge) {
-    if (edge.node != nullptr) normalisers_ |= edge.node->normalisers();
+    if (edge.node != nullptr) normalisers_ |= edge.normalisers();
     edges_.push_back(edge);
   }
   std::uint64_t sequence() const { return sequence_; }
   /// The Normaliser bits of the node's inputs, unless a loss has set its own.
   unsigned normalisers() const { return normalisers_ == 0 ? unsigned{kOwnRows} : normalisers_; }
+  /// Those of one output, of a node whose outputs differ in them.
+  virtual unsigned normalisers_of(int /*output*/) const { return normalisers(); }
   void set_normalisers(unsigned normalisers) { normalisers_ = normalisers; }
   /// Called once per backward run that will reach this node, before any node runs.
   virtual void reached() {}
@@ -103,6 +107,8 @@ class Node {
 
   static std::uint64_t next_sequence();
 };
+
+inline unsigned Edge::normalisers() const { return node->normalisers_of(output); }
 
 /// A node where gradients end: a parameter, or a leaf variable. It runs at once when its gradient is complete, so that
 /// ddp sends it while the rest of backward runs.

@@ -161,7 +161,7 @@ PooledVector<float> add_blocks(std::span<const Variable> losses, std::span<const
 bool divide_by_batch(std::span<const Variable> losses) {
   unsigned normalisers = 0;
   for (const Variable& loss : losses)
-    if (loss.requires_grad()) normalisers |= loss.edge().node->normalisers();
+    if (loss.requires_grad()) normalisers |= loss.edge().normalisers();
   const bool own = (normalisers & kOwnRows) != 0, batch = (normalisers & ~unsigned{kOwnRows}) != 0;
   require<UsageError>(!own || !batch,
                       "a loss in the replicas adds terms that are divided by the rows of the batch to terms that are "
@@ -350,8 +350,8 @@ Variable mean_of_shards(std::span<const Variable> losses, std::span<const std::i
   for (std::size_t i = 0; i < losses.size(); ++i) {
     record |= grad_enabled() && losses[i].requires_grad();
     if (rows[i] == 0) continue;
-    const Tensor part = empty({}, DType::f32, device);
-    copy(losses[i].value().reshape({}), part);
+    const Tensor part = empty(losses[0].shape(), DType::f32, device);
+    copy(losses[i].value(), part);
     backend(part).scale(part, weight(i));
     if (value.defined()) {
       backend(value).add(value, part, value);
@@ -359,7 +359,7 @@ Variable mean_of_shards(std::span<const Variable> losses, std::span<const std::i
       value = part;
     }
   }
-  if (!value.defined()) value = zeros({}, DType::f32, device);
+  if (!value.defined()) value = zeros(losses[0].shape(), DType::f32, device);
   if (!record) return Variable(value);
   auto node = make_pooled<MeanOfShardsNode>();
   const bool shares = divide_by_batch(losses);

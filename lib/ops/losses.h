@@ -59,10 +59,10 @@ float mean_of_blocks(std::span<const float> sums, std::int64_t terms);
 /// host waits for the device.
 std::int64_t count_in_top(const Variable& x, const Tensor& labels, std::int64_t k);
 
-/// The mean over all rows of a batch from the means of its shards: sum of rows_i / rows * losses_i, a scalar on
-/// `device`; shards without rows count nothing. The losses above each get the whole gradient, as theirs is already the
-/// shard's share; others, of the user's own, get rows_i / rows of it. `batch`: the stamp of the whole. Throws
-/// UsageError for a loss that is a sum of both kinds.
+/// The mean over all rows of a batch from the means of its shards: sum of rows_i / rows * losses_i, of the shape of
+/// each, on `device`; shards without rows count nothing. The losses above each get the whole gradient, as theirs is
+/// already the shard's share; others, of the user's own, get rows_i / rows of it. `batch`: the stamp of the whole.
+/// Throws UsageError for a loss that is a sum of both kinds, ShapeError for different shapes.
 Variable mean_of_shards(std::span<const Variable> losses, std::span<const std::int64_t> rows, const Rows& batch,
                         Device device);
 

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <iterator>
 #include <utility>
 #include <vector>
 
@@ -132,4 +133,63 @@ TEST_CASE("a stamped batch that is cut across its rows is weighted by what is cu
     loss(output, columns(4 * half, 4 * half + 4, 0.1f)).backward(from_values<float>({}, {0.5f}));
   }
   check_close(gradients_of(across), gradients_of(alone));
+}
+
+namespace {
+
+/// Takes {images, labels} and gives {loss, logits}; the loss as a vector of one, if asked to.
+struct GivesLoss : nn::Module {
+  explicit GivesLoss(bool vector) : vector_(vector) {
+    register_module("fc", fc_);
+    initialise(kSeed);
+  }
+  nn::Value forward(nn::Context& context, const nn::Value& input) const override {
+    const Variable y = fc_.forward(context, ops::flatten(input.list()[0].variable()));
+    const Variable loss = ops::cross_entropy(y, input.list()[1].variable().value());
+    return nn::List{vector_ ? ops::reshape(loss, {1}) : loss, y};
+  }
+  Variable forward(nn::Context&, const Variable&) const override { throw UsageError("takes a list"); }
+  using nn::Module::forward;
+
+ private:
+  bool vector_;
+  nn::Linear fc_{784, 10};
+};
+
+}  // namespace
+
+TEST_CASE("a module that gives its loss has the gradients of one device, by mean(), by sum() or as it is") {
+  struct Result {
+    Shape shape;
+    float loss;
+    Values gradients;
+  };
+  const auto step = [](int devices, const Batch& batch, bool vector, auto reduce) {
+    GivesLoss model(vector);
+    dp::DataParallel net(model, {.devices = first_devices(DeviceKind::cpu, devices)});
+    const nn::Value outputs = net(nn::Value(nn::List{Variable(batch.images), Variable(batch.labels)}));
+    CHECK(outputs.list()[1].variable().shape() == Shape{batch.images.size(0), 10});
+    const Variable loss = outputs.list()[0].variable(), reduced = reduce(loss);
+    reduced.backward();
+    return Result{loss.shape(), reduced.item(), gradients_of(model)};
+  };
+  const std::function<Variable(const Variable&)> reductions[] = {
+      [](const Variable& loss) { return ops::mean(loss); }, [](const Variable& loss) { return ops::sum(loss); },
+      [](const Variable& loss) { return loss; }, [](const Variable& loss) { return ops::sqrt(loss); }};
+  for (const std::int64_t rows : {16, 13, 5})
+    for (const bool stamped : {true, false})
+      for (int devices = 2; devices <= 8; ++devices)
+        for (std::size_t i = 0; i < std::size(reductions); ++i) {
+          Batch batch = batch_of(rows, stamped);
+          for (Tensor* const tensor : {&batch.images, &batch.labels})
+            if (stamped) tensor->set_stamp({.global = rows, .owned = true});
+          CAPTURE(rows, stamped, devices, i);
+          const bool vector = i % 2 == 0;
+          const Result expected = step(1, batch, vector, reductions[i]),
+                       got = step(devices, batch, vector, reductions[i]);
+          CHECK(got.shape == expected.shape);
+          CHECK(std::fabs(got.loss - expected.loss) <= 1e-6f * expected.loss);
+          if (stamped && i < 3) CHECK(got.gradients == expected.gradients);  // sqrt's slope is that of the loss
+          check_close(got.gradients, expected.gradients);
+        }
 }
