@@ -74,6 +74,7 @@ class ModuleHooks final : public GradientSynchroniser, private Recoverable {
         may_be_cut_(module.sums_by_blocks() && module.all_modules([](const nn::Module& one) {
           return dynamic_cast<const dp::DataParallel*>(&one) == nullptr;  // which cuts by itself
         })),
+        joins_rows_(options.rule == GradientRule::rows && group.size() > 1 ? store_.hooks().join_rows() : nullptr),
         at_begin_(store_.hooks().at_backward_begin([this] { backward_begins(); })),
         on_ready_(store_.hooks().on_grad_ready([this](int slot) { grad_ready(slot); })),
         at_end_(store_.hooks().at_backward_end([this] { backward_ended(); })) {
@@ -442,6 +443,7 @@ class ModuleHooks final : public GradientSynchroniser, private Recoverable {
   bool regroups_ = false;                       // the ranks have a new process group
   Tensor saved_buffers_{};                      // as before this step
   std::optional<nn::Context> saved_context_{};  // likewise: what dropout draws next
+  const Lasting::Hold joins_rows_;
   nn::HookHandle at_begin_, on_ready_, at_end_;
 };
 

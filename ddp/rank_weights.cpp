@@ -288,6 +288,8 @@ Variable output_of_batch(const Variable& output, const std::shared_ptr<RankWeigh
   if (!output.requires_grad()) return output;
   auto node = make_pooled<OutputNode>();
   node->add_edge(output.edge());
+  const unsigned kinds = output.edge().kinds();
+  node->set_kinds((kinds & kDivisors & ~unsigned{kOwnRows}) != 0 ? kinds : (kinds & ~unsigned{kFree}) | kOwnRows);
   node->weights = weights;
   node->batch = batch;
   return {output.value(), std::move(node)};

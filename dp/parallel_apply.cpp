@@ -78,7 +78,7 @@ struct ParallelApplyNode final : Node {
     return {};
   }
 
-  unsigned normalisers_of(int output) const override { return kinds[static_cast<std::size_t>(output)]; }
+  unsigned kinds_of(int output) const override { return kinds[static_cast<std::size_t>(output)]; }
 
   void release() override {
     outputs_of.clear();
@@ -191,7 +191,7 @@ struct ParallelApplyNode final : Node {
   BatchSums* others = nullptr;                      // the outer wrapper's sums over processes, in this tape's forward
   Tensor model_gradients;                           // the module's run of the model's flat gradient
   PooledVector<PooledVector<Variable>> outputs_of;  // by replica, each on its own tape
-  PooledVector<unsigned> kinds;                     // normalisers by output
+  PooledVector<unsigned> kinds;                     // by output
   PooledVector<Variable> inputs;                    // leaves of the replicas' tapes
   PooledVector<char> took_part;
 };
@@ -228,7 +228,8 @@ PooledVector<nn::Value> parallel_apply(const std::shared_ptr<Replicas>& replicas
   for (std::size_t i = 0; i < outputs.size(); ++i) {
     for_each_tensor(outputs[i], [&](const Variable& y) {
       outputs_of[i].push_back(y);
-      const unsigned kind = y.requires_grad() ? y.edge().normalisers() : unsigned{kOwnRows};
+      unsigned kind = y.requires_grad() ? y.edge().normalisers() : unsigned{kOwnRows};
+      if (y.requires_grad()) kind |= y.edge().kinds() & (kBatchMean | kCurved);
       kinds.push_back((kind & kPartOfBatch) != 0 ? (kind & ~unsigned{kPartOfBatch}) | of_all_parts : kind);
     });
   }

@@ -42,6 +42,27 @@ Tensor& Gradients::place(std::size_t i, const Shape& shape, Device device, Layou
   return inputs[i];
 }
 
+/// The edge of a node's argument that has this kind, or null.
+const Edge* argument_of(const Edge& edge, unsigned kind) {
+  for (const Edge& argument : edge.node->edges())
+    if (argument.node != nullptr && (argument.kinds() & kind) != 0) return &argument;
+  return nullptr;
+}
+
+/// Throws for a value that is kCurved.
+[[noreturn]] void refuse_curved(const Edge& value) {
+  const Edge* at = &value;
+  while (const Edge* const next = argument_of(*at, kCurved)) at = next;
+  const char* const op = at->node->name();
+  const Edge* mean = at;
+  while (const Edge* const next = argument_of(*mean, kBatchMean)) mean = next;
+  throw UsageError(concat(op, ": its argument is the result of ", mean->node->name(),
+                          " over this device's rows of the batch, expected a value of single rows, as the gradients of "
+                          "several devices would not add up to that of the whole batch: apply ",
+                          op, " before ", mean->node->name(), ", or start backward there, with the slope at the mean ",
+                          "of all devices' rows as its gradient (docs/own_network.md)"));
+}
+
 /// One backward run.
 class Engine {
  public:
@@ -51,6 +72,10 @@ class Engine {
       discover(root.edge.node);
       normalisers |= root.edge.normalisers();
     }
+    const bool joins_rows = std::ranges::any_of(listeners_, &BackwardListener::joins_rows);
+    for (const BackwardRoot& root : roots)
+      if ((root.edge.kinds() & kCurved) != 0 && (joins_rows || (root.edge.kinds() & kShares) != 0))
+        refuse_curved(root.edge);
     require<UsageError>(
         (normalisers & kGlobalRows) == 0 || listeners_.empty() ||
             std::ranges::any_of(listeners_, &BackwardListener::adds_up_ranks),

@@ -24,6 +24,15 @@ enum Normaliser : unsigned {
       8,  // the rows of a stamped batch, of which this tape has a part: a micro-batch, or a shard cut by hand
 };
 
+/// What else is known of a value, as bits beside those of Normaliser.
+enum ValueKind : unsigned {
+  kFree = 16,       // of parameters and numbers; beside kOwnRows: perhaps of the batch, too
+  kBatchMean = 32,  // of one number: a mean or sum over the rows that this tape has of the batch
+  kCurved = 64,     // computed from such numbers of several tapes it is no sum or multiple of that of all rows
+};
+inline constexpr unsigned kDivisors = kOwnRows | kWholeBatch | kGlobalRows | kPartOfBatch;
+inline constexpr unsigned kShares = kGlobalRows | kPartOfBatch;  // a part of the gradient of all rows
+
 /// The Normaliser of a mean over `rows` rows with this stamp whose gradient is divided by the rows of the global batch.
 inline Normaliser normaliser_of(const Rows& stamp, std::int64_t rows) {
   if (!stamp.stamped()) return kOwnRows;
@@ -35,7 +44,8 @@ inline Normaliser normaliser_of(const Rows& stamp, std::int64_t rows) {
 struct Edge {
   std::shared_ptr<Node> node;  // null: no consumer needs this gradient
   int output = 0;
-  /// See Node::normalisers_of(); the node is not null.
+  /// See Node; the node is not null.
+  unsigned kinds() const;
   unsigned normalisers() const;
 };
 
@@ -75,15 +85,21 @@ class Node {
   int outputs() const { return outputs_; }
   const PooledVector<Edge>& edges() const { return edges_; }
   void add_edge(const Edge& edge) {
-    if (edge.node != nullptr) normalisers_ |= edge.normalisers();
+    const unsigned kinds = edge.node != nullptr ? edge.kinds() : 0;
+    kinds_ |= kinds | ((kinds & kFree) != 0 ? unsigned{kOwnRows} : 0);  // the node may read a batch that has no edge
     edges_.push_back(edge);
   }
   std::uint64_t sequence() const { return sequence_; }
-  /// The Normaliser bits of the node's inputs, unless a loss has set its own.
-  unsigned normalisers() const { return normalisers_ == 0 ? unsigned{kOwnRows} : normalisers_; }
-  /// Those of one output, of a node whose outputs differ in them.
-  virtual unsigned normalisers_of(int /*output*/) const { return normalisers(); }
-  void set_normalisers(unsigned normalisers) { normalisers_ = normalisers; }
+  /// The bits of Normaliser and ValueKind of an output: those of the inputs, unless others were set.
+  virtual unsigned kinds_of(int /*output*/) const { return kinds_ == 0 ? unsigned{kOwnRows} : kinds_; }
+  void set_kinds(unsigned kinds) { kinds_ = kinds; }
+  /// The Normaliser bits of the first output.
+  unsigned normalisers() const { return normalisers_in(kinds_of(0)); }
+  /// Those of a value of these kinds: one that is free of the batch counts as a mean over the tape's own rows.
+  static unsigned normalisers_in(unsigned kinds) {
+    const bool own = (kinds & kFree) != 0 || (kinds & kDivisors) == 0;
+    return (kinds & kDivisors) | (own ? unsigned{kOwnRows} : 0);
+  }
   /// Called once per backward run that will reach this node, before any node runs.
   virtual void reached() {}
   /// Notified of every backward run that reaches this node, or null.
@@ -97,7 +113,7 @@ class Node {
   friend class Engine;
   PooledVector<Edge> edges_;
   int outputs_;
-  unsigned normalisers_ = 0;
+  unsigned kinds_ = 0;
   std::uint64_t sequence_ = next_sequence();  // later operators run backward first
   // State of the one backward run that may visit this node at a time.
   std::uint64_t run_ = 0;
@@ -108,7 +124,8 @@ class Node {
   static std::uint64_t next_sequence();
 };
 
-inline unsigned Edge::normalisers() const { return node->normalisers_of(output); }
+inline unsigned Edge::kinds() const { return node->kinds_of(output); }
+inline unsigned Edge::normalisers() const { return Node::normalisers_in(kinds()); }
 
 /// A node where gradients end: a parameter, or a leaf variable. It runs at once when its gradient is complete, so that
 /// ddp sends it while the rest of backward runs.
@@ -127,6 +144,8 @@ class BackwardListener {
   virtual ~BackwardListener() = default;
   /// Whether gradients of several ranks are added up.
   virtual bool adds_up_ranks() const { return false; }
+  /// Whether gradients of several tapes become that of all their rows.
+  virtual bool joins_rows() const { return false; }
   /// Before any node runs. `normalisers`: those of the roots.
   virtual void backward_begins(unsigned normalisers) = 0;
   virtual void backward_ended() = 0;

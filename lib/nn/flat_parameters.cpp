@@ -19,7 +19,9 @@ class FlatParameters::SlotLeaf final : public Leaf {
         slot_(slot),
         name_(all.slots()[static_cast<std::size_t>(slot)].name),
         generation_(all.generation_),
-        gradient_(std::as_const(all).gradient(slot)) {}
+        gradient_(std::as_const(all).gradient(slot)) {
+    set_kinds(kFree);
+  }
   const char* name() const override { return name_.c_str(); }
   /// Comes first in every backward run: a tape may outlive its model.
   void reached() override {

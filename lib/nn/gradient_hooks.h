@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "lib/autograd/node.h"
+#include "lib/base/lasting.h"
 #include "lib/nn/residence.h"
 
 namespace duet::nn {
@@ -43,6 +44,9 @@ class GradientHooks final : public BackwardListener {
   }
   /// A replica's are added up with those of the model.
   bool adds_up_ranks() const override { return residence_.of_replica() || !begin_.empty(); }
+  bool joins_rows() const override { return residence_.of_replica() || joins_rows_.lasts(); }
+  /// While it lives, the gradients are joined with those of other ranks' rows.
+  [[nodiscard]] Lasting::Hold join_rows() { return joins_rows_.hold(); }
   void backward_begins(unsigned normalisers) override {
     normalisers_ |= normalisers;
     begin_.call();
@@ -80,6 +84,7 @@ class GradientHooks final : public BackwardListener {
   const Residence& residence_;
   List<int> ready_;
   List<> begin_, end_;
+  Lasting joins_rows_;
   unsigned normalisers_ = 0;
 };
 

@@ -28,6 +28,7 @@ void copy_rows(const Tensor& part, const Tensor& whole, std::size_t offset, bool
 
 struct ConcatGradient {
   static constexpr const char* kName = kConcat;
+  static constexpr bool kLinear = true;
   void backward(const Gradients& g) const {
     const Tensor& dy = g.outputs[0];
     std::size_t offset = 0;

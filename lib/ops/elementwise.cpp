@@ -20,6 +20,7 @@ struct ReluGradient {
 
 struct LayoutGradient {
   static constexpr const char* kName = "to_layout";
+  static constexpr bool kLinear = true;
   void backward(const Gradients& g) const { g.inputs[0] = in_layout(g.outputs[0], layout); }
   Layout layout = Layout::plain;
 };

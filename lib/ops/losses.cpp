@@ -120,6 +120,7 @@ struct ElementLossGradient {
                           broadcast(dx, shape));
   }
   auto saved() const { return std::tie(x, target); }
+  static constexpr bool kLinear = kFunction == Pointwise::copy;
   SavedTensor x, target;  // undefined for a mean
   Shape shape;
   float factor = 0;
@@ -369,7 +370,7 @@ Variable mean_of_shards(std::span<const Variable> losses, std::span<const std::i
     node->weights.push_back(shares || total == 0 ? 1.0f : weight(i));
   }
   node->sums = add_blocks(losses, rows);
-  node->set_normalisers(shares ? normaliser_of(batch, total) : kOwnRows);
+  node->set_kinds((shares ? normaliser_of(batch, total) : kOwnRows) | unsigned{kBatchMean});
   return Variable(value, std::move(node));
 }
 

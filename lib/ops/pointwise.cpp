@@ -82,7 +82,7 @@ Side side_of(const Variable& x, const Tensor& y) {
 template <Pointwise kFunction>
 struct BinaryGradient {
   static constexpr const char* kName = name_of(kFunction);
-  static constexpr bool kReads = kFunction == Pointwise::mul || kFunction == Pointwise::div;
+  static constexpr bool kReads = kFunction == Pointwise::mul || kFunction == Pointwise::div, kByPlace = true;
 
   void backward(const Gradients& g) const {
     for (std::size_t i = 0; i < 2; ++i)
@@ -94,6 +94,7 @@ struct BinaryGradient {
   Side sides[2];
   Rows stamp;
   float number = 0;
+  bool linear = false;  // in the sides that ask for gradients
 
  private:
   void backward_of(std::size_t i, const Gradients& g) const {
@@ -146,6 +147,17 @@ Rows stamp_of(const Shape& shape, const Variable& a, const Variable& b) {
   return {};
 }
 
+/// Whether f is linear in the sides that ask for gradients. A factor of the batch's own may differ from device to
+/// device.
+template <Pointwise kFunction>
+bool is_linear(const Variable& a, const Variable& b) {
+  if (kFunction == Pointwise::add || kFunction == Pointwise::sub) return true;
+  const auto factor = [](const Variable& x) {
+    return !x.defined() || (!x.requires_grad() && !x.value().stamp().stamped());
+  };
+  return factor(b) || (kFunction == Pointwise::mul && factor(a));
+}
+
 template <Pointwise kFunction>
 Variable binary(const Operand& left_side, const Operand& right_side) {
   using Gradient = BinaryGradient<kFunction>;
@@ -180,7 +192,8 @@ Variable binary(const Operand& left_side, const Operand& right_side) {
     const auto kept = [](const Variable& x, const char* what) {
       return Gradient::kReads ? SavedTensor(x, what) : SavedTensor();
     };
-    return Gradient{kept(a, "left argument"), kept(b, "right argument"), {side_of(a, y), side_of(b, y)}, stamp, number};
+    return Gradient{kept(a, "left argument"),  kept(b, "right argument"), {side_of(a, y), side_of(b, y)}, stamp, number,
+                    is_linear<kFunction>(a, b)};
   });
 }
 

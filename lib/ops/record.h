@@ -50,6 +50,26 @@ inline bool recorded(std::initializer_list<const Variable*> inputs) {
   return recorded(std::span(inputs.begin(), inputs.size()));
 }
 
+/// What an operator makes of the kinds of its arguments.
+struct OperatorKind {
+  bool linear = false;    // in the arguments that ask for gradients
+  bool sums = false;      // over rows
+  bool by_place = false;  // each element of the result is computed from those at its place
+  unsigned divisor = 0;   // of a loss, else 0
+};
+/// The kinds (lib/autograd/node.h) of an operator's result.
+unsigned kinds_of_result(const Tensor& result, std::span<const Variable* const> inputs, const OperatorKind& op);
+
+template <class Gradient>
+OperatorKind kind_of(const Gradient& gradient, unsigned divisor) {
+  OperatorKind kind{.divisor = divisor};
+  if constexpr (requires { Gradient::kLinear; }) kind.linear = Gradient::kLinear;
+  if constexpr (requires { gradient.linear; }) kind.linear = gradient.linear;
+  if constexpr (requires { Gradient::kSums; }) kind.sums = Gradient::kSums;
+  kind.by_place = requires { Gradient::kByPlace; };
+  return kind;
+}
+
 /// For CheckFinite: the result, and those inputs that no operator made.
 inline void require_finite_step(const Node& op, const Tensor& result, std::span<const Variable* const> inputs) {
   int number = 0;
@@ -67,13 +87,14 @@ inline void require_finite_step(const Node& op, const Tensor& result, std::span<
 }
 
 /// The variable of an operator's result: on the tape behind an OpNode with what keep() returns, if `inputs` ask for
-/// gradients, else a constant. `normaliser`: of a loss.
+/// gradients, else a constant. `normaliser`: of a loss. What keep() returns may have a kLinear or `linear`, kSums and
+/// kByPlace: see OperatorKind.
 template <class Keep>
 Variable record(const Tensor& result, std::span<const Variable* const> inputs, Keep keep, unsigned normaliser = 0) {
   if (!recorded(inputs)) return Variable(result);
   auto node = make_pooled<OpNode<decltype(keep())>>(keep());
   for (const Variable* input : inputs) node->add_edge(input->defined() ? input->edge() : Edge{});
-  if (normaliser != 0) node->set_normalisers(normaliser);
+  node->set_kinds(kinds_of_result(result, inputs, kind_of(node->gradient, normaliser)));
   if (checks_finite()) require_finite_step(*node, result, inputs);
   return Variable(result, std::move(node));
 }

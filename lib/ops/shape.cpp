@@ -16,6 +16,7 @@ namespace {
 template <bool kMean>
 struct SumGradient {
   static constexpr const char* kName = kMean ? "mean" : "sum";
+  static constexpr bool kLinear = true, kSums = true;
   void backward(const Gradients& g) const {
     const Tensor dy = g.outputs[0].reshape(summed), dx = g.place(0, own, dy.device()).reshape(shape);
     backend(dy).pointwise(Pointwise::mul, shape, {broadcast(dy, shape), {}, {}, factor}, broadcast(dx, shape));
@@ -57,6 +58,7 @@ Variable sum_over(const Variable& input, std::span<const int> dims, bool keepdim
 template <bool kFlatten>
 struct ReshapeGradient {
   static constexpr const char* kName = kFlatten ? "flatten" : "reshape";
+  static constexpr bool kLinear = true;
   void backward(const Gradients& g) const { g.inputs[0] = g.outputs[0].reshape(shape); }
   Shape shape;
 };
@@ -70,6 +72,7 @@ Variable reshaped(const Variable& x, const Shape& shape) {
 template <bool kPart>
 struct ViewGradient {
   static constexpr const char* kName = kPart ? "slice" : "transpose";
+  static constexpr bool kLinear = true;
   void backward(const Gradients& g) const {
     const Tensor& dy = g.outputs[0];
     const Tensor& dx = g.place(0, own, dy.device());

@@ -1,0 +1,46 @@
+#include "lib/ops/record.h"
+
+#include <algorithm>
+
+namespace duet::ops {
+namespace {
+
+/// Whether an argument may be a batch: not where it only adds to or scales parameters, place by place.
+bool may_be_batch(const Variable& x, const Tensor& result, std::span<const Variable* const> inputs,
+                  const OperatorKind& op) {
+  if (x.value().stamp().stamped()) return true;
+  return !op.by_place || std::ranges::none_of(inputs, [&](const Variable* input) {
+    return input->requires_grad() && input->shape() == result.shape();
+  });
+}
+
+}  // namespace
+
+unsigned kinds_of_result(const Tensor& result, std::span<const Variable* const> inputs, const OperatorKind& op) {
+  unsigned in = 0;
+  bool of_batch = false, unknown = result.stamp().stamped();
+  for (const Variable* input : inputs) {
+    if (!input->defined()) continue;
+    if (!input->requires_grad()) {
+      unknown = unknown || may_be_batch(*input, result, inputs, op);
+      continue;
+    }
+    const unsigned kinds = input->edge().kinds();
+    of_batch = of_batch || (kinds & kFree) == 0;
+    in |= kinds;
+  }
+  if ((in & kDivisors) == 0 && unknown) in |= kOwnRows;
+  if (of_batch && (in & (kShares | kWholeBatch)) == 0) in &= ~unsigned{kFree};
+  const bool free = (in & (kDivisors | kFree)) == kFree, one = result.count() == 1;
+  const bool curved = (in & kCurved) != 0 || (!op.linear && (in & kBatchMean) != 0);
+  if (op.divisor != 0 && !(free && op.divisor == kOwnRows))
+    return op.divisor | kBatchMean | (curved || (in & kShares) != 0 ? unsigned{kCurved} : 0);
+  const unsigned kinds = in & (kDivisors | kFree);
+  if (!one && (in & kShares) == 0) return kinds;
+  if (curved) return kinds | kCurved;
+  const Shape& of = inputs[0]->shape();
+  const bool sums = op.sums && one && of.rank() > 0 && of[0] > 1 && (kinds & kFree) == 0;
+  return kinds | (in & kBatchMean) | (sums ? unsigned{kBatchMean} : 0);
+}
+
+}  // namespace duet::ops

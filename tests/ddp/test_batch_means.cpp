@@ -1,0 +1,142 @@
+// Functions of a mean over the batch: linear ones train as on one device, others are refused where devices have parts.
+#include <cmath>
+#include <cstdint>
+#include <functional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "ddp/distributed_data_parallel.h"
+#include "dp/data_parallel.h"
+#include "lib/error.h"
+#include "lib/ops/custom.h"
+#include "lib/ops/losses.h"
+#include "lib/ops/ops.h"
+#include "tests/ddp/own_batches.h"
+#include "tests/ddp/ranks.h"
+#include "tests/ddp/train.h"
+#include "tests/support/catch2.h"
+
+using namespace duet;
+using namespace duet::ddp;
+using namespace duet_test;
+
+namespace {
+
+Variable squared(const Variable& y) { return ops::mse_loss(y, zeros(y.shape(), DType::f32, y.device())); }
+Variable rooted(const Variable& y, const Tensor&) { return ops::sqrt(squared(y)); }
+
+/// Twice a number.
+template <bool kSaysLinear>
+struct Doubles {
+  static constexpr const char* kName = "doubles";
+  static constexpr bool kSumsRows = false, kLinear = kSaysLinear;
+  static Tensor twice(const Tensor& x) {
+    const Tensor y = x.clone();
+    backend(y).scale(y, 2);
+    return y;
+  }
+  Tensor forward(const ops::Tensors& in) { return twice(in[0]); }
+  ops::Tensors backward(const Tensor& dy, const ops::Tensors&, const Tensor&) { return {twice(dy)}; }
+};
+
+struct Curved {
+  std::string op, mean;
+  Loss loss;
+  bool stamped_only = false;
+};
+
+const std::vector<Curved>& curved_losses() {
+  static const std::vector<Curved> losses = {
+      {"sqrt", "mse_loss", rooted},
+      {"sqrt", "mean", [](const Variable& y, const Tensor&) { return ops::sqrt(ops::mean(y * y)); }},
+      {"log", "sum", [](const Variable& y, const Tensor&) { return ops::log(ops::sum(ops::exp(y)) / 3); }},
+      {"mul", "nll_loss",
+       [](const Variable& y, const Tensor& labels) { return squared(y) + ops::nll_loss(y, labels) * squared(y); }},
+      {"div", "mse_loss", [](const Variable& y, const Tensor&) { return 1 / squared(y); }},
+      {"relu", "nll_loss", [](const Variable& y, const Tensor& l) { return ops::relu(ops::nll_loss(y, l) - 1) + 1; }},
+      {"exp", "nll_loss",  // the focal loss of a batch
+       [](const Variable& y, const Tensor& labels) {
+         const Variable loss = ops::nll_loss(y, labels), rest = 1 - ops::exp(-loss);
+         return rest * rest * loss;
+       }},
+      {"doubles", "mse_loss",
+       [](const Variable& y, const Tensor&) { return ops::custom(Doubles<false>{}, {squared(y)}); }},
+      {"mse_loss", "batch_mean", [](const Variable& y, const Tensor&) { return squared(y - ops::batch_mean(y)); },
+       true}};
+  return losses;
+}
+
+void step(nn::Module& net, const Batch& batch, const Loss& loss) { loss(net(batch.images), batch.labels).backward(); }
+
+}  // namespace
+
+TEST_CASE("DDP refuses a function of a batch's mean that is not linear, and names operator and mean") {
+  for (const auto& [op, mean, loss, stamped_only] : curved_losses())
+    for (const bool stamped : {true, false}) {
+      if (stamped_only && !stamped) continue;
+      const std::string failure = failure_of(2, [&](DistributedDataParallel& net, int rank, Device device) {
+        step(net, rows_of({5, 3}, rank, 0, stamped).to(device), loss);
+      });
+      CAPTURE(op, stamped);
+      CHECK_THAT(failure, ContainsSubstring(op + ": its argument is the result of " + mean + " over this device's"));
+    }
+}
+
+TEST_CASE("a function of a batch's mean that is linear trains as on one device") {
+  const Loss losses[] = {
+      [](const Variable& y, const Tensor& l) { return 0.5 * ops::nll_loss(y, l) - squared(y) / 3 + 2; },
+      [](const Variable& y, const Tensor&) {
+        return ops::sum(ops::reshape(squared(y), {1, 1}) * 3);
+      },
+      [](const Variable& y, const Tensor&) {
+        const Variable loss = ops::reshape(squared(y), {1, 1});
+        return ops::mean(ops::concat({loss, -loss, loss}) *
+                         Variable(from_values<float>({1, 3}, {1, 2, 3}).to(y.device())));
+      },
+      [](const Variable& y, const Tensor&) { return ops::custom(Doubles<true>{}, {squared(y)}); },
+      [](const Variable& y, const Tensor&) { return ops::batch_mean(ops::sqrt(y * y + 1)); },
+      [](const Variable& y, const Tensor&) { return ops::mean(y - ops::mean(y, {0})) + ops::mean(y * y); }};
+  for (std::size_t i = 0; i < std::size(losses); ++i)
+    for (const bool stamped : {true, false}) {
+      CAPTURE(i, stamped);
+      check_all_close(after_a_step<Plain>({5, 3}, losses[i], stamped), alone<Plain>({5, 3}, losses[i]));
+    }
+}
+
+TEST_CASE(
+    "the root of a batch's mean trains where one tape has all rows, by its slope, and under GradientRule::torch") {
+  const Values expected = alone<Plain>({5, 3}, rooted);
+  check_all_close(after_a_step<Plain>({8}, rooted, true), expected);
+  const auto own_rows = [](DistributedDataParallel& net, int rank, Device device) {
+    step(net, rows_of({5, 3}, rank, 0, false).to(device), rooted);
+  };
+  CHECK(failure_of(2, own_rows, {.rule = GradientRule::torch}).empty());
+  check_all_close(of_ranks<Plain>(2,
+                                  [&](DistributedDataParallel& net, int rank, Device device) {
+                                    const Batch batch = rows_of({5, 3}, rank, 0, true).to(device);
+                                    const Variable loss = squared(net(batch.images));
+                                    float sums[] = {loss.item() * static_cast<float>(batch.images.size(0)), 8};
+                                    net.group().all_reduce(std::span(sums, 1)).wait();
+                                    Tensor slope = zeros({}).to(device);
+                                    slope.data<float>()[0] = 0.5f / std::sqrt(sums[0] / sums[1]);
+                                    loss.backward(slope);
+                                  }),
+                  expected);
+  Plain model(kSeed);
+  const Batch batch = rows_of({8}, 0, 0, true);
+  CHECK_THROWS_WITH(step(model, batch.rows(0, 4), rooted), ContainsSubstring("sqrt: its argument is the result"));
+  for (const bool in_replicas : {false, true}) {
+    model.zero_grad();
+    dp::DataParallelOptions options{.devices = first_devices(DeviceKind::cpu, 2)};
+    if (in_replicas) options.loss = rooted;
+    dp::DataParallel net(model, options);
+    if (!in_replicas) {
+      step(net, batch, rooted);
+      CHECK(gradients_of(model) == expected);
+      continue;
+    }
+    const Variable loss = net(nn::Value(nn::List{Variable(batch.images), Variable(batch.labels)})).variable();
+    CHECK_THROWS_WITH(loss.backward(), ContainsSubstring("sqrt: its argument is the result of mse_loss"));
+  }
+}
