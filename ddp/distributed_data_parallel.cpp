@@ -74,6 +74,7 @@ class ModuleHooks final : public GradientSynchroniser, private Recoverable {
         may_be_cut_(module.sums_by_blocks() && module.all_modules([](const nn::Module& one) {
           return dynamic_cast<const dp::DataParallel*>(&one) == nullptr;  // which cuts by itself
         })),
+        adds_free_last_(group.size() > 1 ? store_.hooks().add_free_last() : nullptr),
         joins_rows_(options.rule == GradientRule::rows && group.size() > 1 ? store_.hooks().join_rows() : nullptr),
         at_begin_(store_.hooks().at_backward_begin([this] { backward_begins(); })),
         on_ready_(store_.hooks().on_grad_ready([this](int slot) { grad_ready(slot); })),
@@ -272,6 +273,7 @@ class ModuleHooks final : public GradientSynchroniser, private Recoverable {
   }
 
   void backward_begins() {
+    if (store_.hooks().adds_free()) return set_own_aside();
     if (synchronises()) GradientSynchroniser::backward_begins();
     if (parts_ != nullptr) make_parts();
     weights()->backward_begins(store_.zero_grad_count());
@@ -282,7 +284,7 @@ class ModuleHooks final : public GradientSynchroniser, private Recoverable {
     require<UsageError>(others == 0,
                         "one part of the loss was divided by the rows of the global batch, another one by this rank's "
                         "own rows: their gradients cannot be combined; give all of the batch's tensors its stamp, or "
-                        "none");
+                        "none, and add a penalty on parameters to the loss outside of the module");
     require<UsageError>(
         options_.rule == GradientRule::rows || !(global || (part && synchronises() && !weights()->whole_batches())),
         "GradientRule::torch divides by the number of ranks, but the loss was divided by the rows of "
@@ -322,6 +324,39 @@ class ModuleHooks final : public GradientSynchroniser, private Recoverable {
     }
   }
 
+  /// Before a run that adds what is free of the batch, of which all ranks have the same: what this rank has accumulated
+  /// waits for the next sum.
+  void set_own_aside() {
+    for (int slot = range_.first_slot; slot < end_slot(); ++slot) {
+      if (!store_.has_gradient(slot) || store_.is_summed(slot)) continue;
+      if (aside_of(slot) == nullptr) sums_aside_.insert_or_assign(slot, Aside{});
+      Aside& aside = sums_aside_.at(slot);
+      if (!aside.own.defined()) aside.own = std::as_const(store_).gradient(slot).clone();
+      store_.set_aside(slot);
+    }
+  }
+
+  /// After it: it counts as a sum over the ranks.
+  void add_free_to_sums() {
+    if (const Recovery& recovery = Recovery::instance(); recovery.is_void() || recovery.has_recovered())
+      return store_.zero_grad(range_.first_slot, range_.slots);
+    for (int slot = range_.first_slot; slot < end_slot(); ++slot) {
+      Aside* const aside = aside_of(slot);
+      if (aside == nullptr) {
+        if (store_.has_gradient(slot)) store_.set_summed(slot);
+        continue;
+      }
+      const Tensor gradient = store_.gradient(slot);
+      if (store_.has_gradient(slot)) {
+        if (aside->sum.defined()) backend(gradient).add(aside->sum, gradient, gradient);
+        aside->sum = gradient.clone();
+        backend(gradient).add(aside->own, gradient, gradient);
+      }
+      store_.set_filled(slot);
+      if (!aside->sum.defined()) sums_aside_.erase(slot);
+    }
+  }
+
   /// Adds the sum of an earlier backward, if there is one, to that of this one; `used`: the gradient holds the latter.
   /// False: there is neither.
   bool add_sum_aside(int slot, bool used) {
@@ -348,7 +383,7 @@ class ModuleHooks final : public GradientSynchroniser, private Recoverable {
   }
 
   void grad_ready(int slot) {
-    if (slot < range_.first_slot || slot >= end_slot()) return;
+    if (slot < range_.first_slot || slot >= end_slot() || store_.hooks().adds_free()) return;
     const int in_reducer = mirrored(slot);
     if (!synchronises()) return reducer().require_expected(in_reducer);  // what has accumulated would be set to zero
     // Ranks with several subtrees have gradients at the end only, after all sums of their layers; so the others wait,
@@ -362,6 +397,7 @@ class ModuleHooks final : public GradientSynchroniser, private Recoverable {
   }
 
   void backward_ended() {
+    if (store_.hooks().adds_free()) return add_free_to_sums();
     if (!synchronises()) {
       if (parts_ != nullptr) add_parts();
       return add_sums_to_own();
@@ -443,7 +479,7 @@ class ModuleHooks final : public GradientSynchroniser, private Recoverable {
   bool regroups_ = false;                       // the ranks have a new process group
   Tensor saved_buffers_{};                      // as before this step
   std::optional<nn::Context> saved_context_{};  // likewise: what dropout draws next
-  const Lasting::Hold joins_rows_;
+  const Lasting::Hold adds_free_last_, joins_rows_;
   nn::HookHandle at_begin_, on_ready_, at_end_;
 };
 

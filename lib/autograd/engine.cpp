@@ -67,21 +67,59 @@ const Edge* argument_of(const Edge& edge, unsigned kind) {
 class Engine {
  public:
   void run(std::span<const BackwardRoot> roots) {
-    unsigned normalisers = 0;
-    for (const BackwardRoot& root : roots) {
-      discover(root.edge.node);
-      normalisers |= root.edge.normalisers();
+    for (const BackwardRoot& root : roots) discover(root.edge.node);
+    for (const BackwardRoot& root : roots) require_sum(root.edge);
+    if (listens(&BackwardListener::adds_free_last)) {
+      if (std::ranges::all_of(roots, [](const BackwardRoot& root) { return is_free(root.edge); }))
+        return run_last(roots);
+      sets_aside_ = std::ranges::any_of(roots, [](const BackwardRoot& root) {
+        return (root.edge.kinds() & kFree) != 0 && (root.edge.kinds() & kShares) != 0;
+      });
     }
-    const bool joins_rows = std::ranges::any_of(listeners_, &BackwardListener::joins_rows);
+    unsigned normalisers = 0;
     for (const BackwardRoot& root : roots)
-      if ((root.edge.kinds() & kCurved) != 0 && (joins_rows || (root.edge.kinds() & kShares) != 0))
-        refuse_curved(root.edge);
+      normalisers |= sets_aside_ ? root.edge.kinds() & kDivisors : root.edge.normalisers();
     require<UsageError>(
-        (normalisers & kGlobalRows) == 0 || listeners_.empty() ||
-            std::ranges::any_of(listeners_, &BackwardListener::adds_up_ranks),
+        (normalisers & kGlobalRows) == 0 || listeners_.empty() || listens(&BackwardListener::adds_up_ranks),
         "a sampler divided this batch among several ranks, and the loss is a part of that of all their rows, but no "
         "DistributedDataParallel adds up the ranks' gradients: give the sampler a world_size of 1, or its batches a "
         "stamp of their own");
+    if (sets_aside_) {  // counts consumers again, without those that are free of the batch
+      run_ = ++run_counter;
+      listeners_.clear();
+      for (const BackwardRoot& root : roots) discover(root.edge.node);
+    }
+    pass(roots, normalisers);
+    if (!free_.empty()) run_last(free_);
+  }
+
+ private:
+  bool listens(bool (BackwardListener::*to)() const) const { return std::ranges::any_of(listeners_, to); }
+
+  static bool is_free(const Edge& edge) { return (edge.kinds() & (kDivisors | kFree)) == kFree; }
+
+  /// Throws unless the gradients of what several tapes have of this value add up.
+  void require_sum(const Edge& value) const {
+    const unsigned kinds = value.kinds();
+    const bool shares = (kinds & kShares) != 0, joins_rows = listens(&BackwardListener::joins_rows);
+    if ((kinds & kCurved) != 0 && (joins_rows || shares)) refuse_curved(value);
+    require<UsageError>(
+        !shares || (value.normalisers() & kOwnRows) == 0 || !joins_rows || listens(&BackwardListener::adds_free_last),
+        "the module gives a sum of a term that was divided by the rows of the batch and of one that "
+        "was not: each device has both, and their gradients cannot be weighted alike; add them up "
+        "outside of the module");
+  }
+
+  /// A run of nodes that are free of the batch, after that of the others.
+  static void run_last(std::span<const BackwardRoot> roots) {
+    Engine last;
+    last.is_last_ = true;
+    for (const BackwardRoot& root : roots) last.discover(root.edge.node);
+    last.pass(roots, kFree);
+  }
+
+  /// Runs the nodes that were discovered.
+  void pass(std::span<const BackwardRoot> roots, unsigned normalisers) {
     for (BackwardListener* const listener : listeners_) listener->backward_begins(normalisers);
     for (const BackwardRoot& root : roots) {
       Node& node = *root.edge.node;
@@ -104,7 +142,6 @@ class Engine {
     for (BackwardListener* const listener : listeners_) listener->backward_ended();
   }
 
- private:
   /// Counts the consumers of every node below `root`.
   void discover(const std::shared_ptr<Node>& root) {
     if (root->run_ == run_) return;
@@ -115,7 +152,7 @@ class Engine {
       Node& node = *stack.back();
       stack.pop_back();
       for (const Edge& edge : node.edges()) {
-        if (edge.node == nullptr) continue;
+        if (edge.node == nullptr || leads_aside(node, edge)) continue;
         if (edge.node->run_ != run_) {
           begin(*edge.node);
           stack.push_back(edge.node.get());
@@ -129,7 +166,8 @@ class Engine {
     node.run_ = run_;
     node.waiting_ = 0;
     node.arrived_.assign(static_cast<std::size_t>(node.outputs()), Tensor());
-    node.reached();
+    if (!is_last_) node.consumer_ = 0;
+    if (!is_last_ && !sets_aside_) node.reached();
     BackwardListener* const listener = node.listener();
     if (listener && std::find(listeners_.begin(), listeners_.end(), listener) == listeners_.end())
       listeners_.push_back(listener);
@@ -155,7 +193,40 @@ class Engine {
     node.used_ = true;
     node.arrived_.clear();
     node.release();
-    for (std::size_t i = 0; i < inputs.size(); ++i) deliver(node.edges()[i], std::move(inputs[i]));
+    for (std::size_t i = 0; i < inputs.size(); ++i) deliver(node, node.edges()[i], std::move(inputs[i]));
+  }
+
+  /// Whether a term of the loss is one that is free of the batch.
+  bool leads_aside(const Node& node, const Edge& edge) const {
+    const unsigned kinds = node.kinds_of(0);
+    return sets_aside_ && is_free(edge) && (kinds & kFree) != 0 && (kinds & kShares) != 0;
+  }
+
+  void set_aside(const Edge& edge, Tensor gradient) {
+    const auto known = std::ranges::find_if(free_, [&](const BackwardRoot& root) {
+      return root.edge.node == edge.node && root.edge.output == edge.output;
+    });
+    if (known != free_.end()) return add_to(known->gradient, std::move(gradient), *edge.node);
+    free_.push_back({edge, std::move(gradient)});
+  }
+
+  /// One device adds up the gradients of later operators, then those of the batch, then those of earlier operators. The
+  /// leaf has the second.
+  static void add_last(Leaf& leaf, Tensor gradient) {
+    for (Tensor* const one : {&leaf.arrived_[0], &gradient})
+      if (const Tensor next = std::exchange(*one, {}); next.defined()) leaf.backward({{&next, 1}, {}, {}});
+  }
+
+  static void add_to(Tensor& sum, Tensor gradient, const Node& target) {
+    if (!sum.defined()) {
+      sum = std::move(gradient);
+      return;
+    }
+    require<ShapeError>(sum.shape() == gradient.shape() && sum.layout() == gradient.layout(), target.name(),
+                        ": gradients of shapes ", sum.shape(), " and ", gradient.shape(), " meet");
+    const Tensor total = empty(sum.shape(), DType::f32, sum.device(), sum.layout());
+    backend(sum).add(sum, gradient, total);
+    sum = total;
   }
 
   static void require_finite_gradients(const Node& node, const PooledVector<Tensor>& inputs) {
@@ -164,20 +235,22 @@ class Engine {
         require_finite(inputs[i], "the gradient that the backward of ", node.name(), " gives ", receiver->name());
   }
 
-  void deliver(const Edge& edge, Tensor gradient) {
+  void deliver(const Node& from, const Edge& edge, Tensor gradient) {
     if (edge.node == nullptr) return;
     Node& target = *edge.node;
+    if (leads_aside(from, edge)) {
+      if (gradient.defined()) set_aside(edge, std::move(gradient));
+      return;
+    }
     if (gradient.defined()) {
       Tensor& sum = target.arrived_[static_cast<std::size_t>(edge.output)];
-      if (!sum.defined()) {
-        sum = std::move(gradient);
+      auto* const leaf = sum.defined() || sets_aside_ || is_last_ ? dynamic_cast<Leaf*>(&target) : nullptr;
+      if (sum.defined() && leaf != nullptr) leaf->adds_up();
+      if (sets_aside_) target.consumer_ = from.sequence();
+      if (leaf != nullptr && from.sequence() < target.consumer_) {
+        add_last(*leaf, std::move(gradient));
       } else {
-        require<ShapeError>(sum.shape() == gradient.shape() && sum.layout() == gradient.layout(), target.name(),
-                            ": gradients of shapes ", sum.shape(), " and ", gradient.shape(), " meet");
-        const Tensor total = empty(sum.shape(), DType::f32, sum.device(), sum.layout());
-        backend(sum).add(sum, gradient, total);
-        sum = total;
-        if (auto* const leaf = dynamic_cast<Leaf*>(&target)) leaf->adds_up();
+        add_to(sum, std::move(gradient), target);
       }
     }
     if (--target.waiting_ > 0) return;
@@ -185,7 +258,10 @@ class Engine {
     std::push_heap(ready_.begin(), ready_.end(), runs_later);
   }
 
-  const std::uint64_t run_ = ++run_counter;
+  std::uint64_t run_ = ++run_counter;
+  bool sets_aside_ = false;                    // terms that are free of the batch
+  bool is_last_ = false;                       // the run of such
+  PooledVector<BackwardRoot> free_{};          // what was set aside
   const Node* from_one_ = nullptr;             // root, whose implicit gradient is 1
   PooledVector<std::shared_ptr<Node>> ready_;  // heap, latest operator first
   PooledVector<BackwardListener*> listeners_;

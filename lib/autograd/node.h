@@ -117,7 +117,8 @@ class Node {
   std::uint64_t sequence_ = next_sequence();  // later operators run backward first
   // State of the one backward run that may visit this node at a time.
   std::uint64_t run_ = 0;
-  int waiting_ = 0;  // consumers whose gradient has not arrived
+  int waiting_ = 0;             // consumers whose gradient has not arrived
+  std::uint64_t consumer_ = 0;  // of a leaf: sequence of the last one that depends on the batch; 0: none
   PooledVector<Tensor> arrived_;
   bool used_ = false;  // backward has run, and what it needed is gone
 
@@ -146,7 +147,9 @@ class BackwardListener {
   virtual bool adds_up_ranks() const { return false; }
   /// Whether gradients of several tapes become that of all their rows.
   virtual bool joins_rows() const { return false; }
-  /// Before any node runs. `normalisers`: those of the roots.
+  /// Whether what is free of the batch is to be added to its gradient once that is complete, in a run of its own.
+  virtual bool adds_free_last() const { return false; }
+  /// Before any node runs. `normalisers`: those of the roots; kFree: of that run.
   virtual void backward_begins(unsigned normalisers) = 0;
   virtual void backward_ended() = 0;
 };

@@ -47,8 +47,14 @@ class GradientHooks final : public BackwardListener {
   bool joins_rows() const override { return residence_.of_replica() || joins_rows_.lasts(); }
   /// While it lives, the gradients are joined with those of other ranks' rows.
   [[nodiscard]] Lasting::Hold join_rows() { return joins_rows_.hold(); }
+  bool adds_free_last() const override { return adds_free_last_.lasts(); }
+  /// While it lives, gradients that are free of the batch come after those of the batch, in a run of their own.
+  [[nodiscard]] Lasting::Hold add_free_last() { return adds_free_last_.hold(); }
+  /// Whether this is such a run.
+  bool adds_free() const { return adds_free_; }
   void backward_begins(unsigned normalisers) override {
-    normalisers_ |= normalisers;
+    adds_free_ = normalisers == kFree;
+    if (!adds_free_) normalisers_ |= normalisers;
     begin_.call();
   }
   void backward_ended() override {
@@ -84,7 +90,8 @@ class GradientHooks final : public BackwardListener {
   const Residence& residence_;
   List<int> ready_;
   List<> begin_, end_;
-  Lasting joins_rows_;
+  Lasting joins_rows_, adds_free_last_;
+  bool adds_free_ = false;
   unsigned normalisers_ = 0;
 };
 

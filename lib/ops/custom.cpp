@@ -119,8 +119,6 @@ Variable run_custom(const CustomCalls& calls, std::span<const Variable> argument
   if (!recorded(tape)) return Variable(y);
   auto node = std::make_shared<CustomNode>(calls, inputs, y);
   for (const Variable& input : plain) node->add_edge(input.edge());
-  const unsigned kinds = kinds_of_result(y, tape, {.linear = calls.linear});
-  node->set_kinds((kinds & kFree) != 0 ? kinds | kOwnRows : kinds);  // it may read a batch by other ways
   if (checks_finite()) require_finite_step(*node, y, tape);
   return Variable(y, std::move(node));
 }

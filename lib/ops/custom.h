@@ -18,17 +18,11 @@ using Tensors = std::vector<Tensor>;
 /// An operator as functions: see custom().
 struct CustomCalls {
   const char* name;
-  bool sums_rows, linear;
+  bool sums_rows;
   std::function<Tensor(const Tensors& inputs)> forward;
   std::function<Tensors(const Tensor& dy, const Tensors& inputs, const Tensor& result)> backward;
 };
 Variable run_custom(const CustomCalls& calls, std::span<const Variable> inputs);
-
-template <class Op>
-constexpr bool says_linear() {
-  if constexpr (requires { Op::kLinear; }) return Op::kLinear;
-  return false;
-}
 
 /// Runs an operator of one's own and puts it on the tape. Op is a struct with
 ///
@@ -48,19 +42,13 @@ constexpr bool says_linear() {
 /// its own row only. Where it is false, each gradient has its input's shape; a sum over rows in it is equal to
 /// rounding.
 ///
-/// An Op that takes the mean of a batch, such as a loss, and is linear in it says so by
-///
-///   static constexpr bool kLinear = true;
-///
-/// as backward refuses other functions of means that each device has of its own rows (docs/equal_bits.md).
-///
 /// Throws ShapeError that names the operator where a result or gradient has another shape, type or layout, and
 /// UsageError where inputs or result were modified between forward and backward.
 template <class Op>
 Variable custom(Op op, std::initializer_list<Variable> inputs) {
   const auto kept = std::make_shared<Op>(std::move(op));
   return run_custom(
-      {Op::kName, Op::kSumsRows, says_linear<Op>(), [kept](const Tensors& in) { return kept->forward(in); },
+      {Op::kName, Op::kSumsRows, [kept](const Tensors& in) { return kept->forward(in); },
        [kept](const Tensor& dy, const Tensors& in, const Tensor& y) { return kept->backward(dy, in, y); }},
       std::span<const Variable>(inputs.begin(), inputs.size()));
 }

@@ -6,9 +6,7 @@ namespace duet::ops {
 namespace {
 
 /// Whether an argument may be a batch: not where it only adds to or scales parameters, place by place.
-bool may_be_batch(const Variable& x, const Tensor& result, std::span<const Variable* const> inputs,
-                  const OperatorKind& op) {
-  if (x.value().stamp().stamped()) return true;
+bool may_be_batch(const Tensor& result, std::span<const Variable* const> inputs, const OperatorKind& op) {
   return !op.by_place || std::ranges::none_of(inputs, [&](const Variable* input) {
     return input->requires_grad() && input->shape() == result.shape();
   });
@@ -18,11 +16,12 @@ bool may_be_batch(const Variable& x, const Tensor& result, std::span<const Varia
 
 unsigned kinds_of_result(const Tensor& result, std::span<const Variable* const> inputs, const OperatorKind& op) {
   unsigned in = 0;
-  bool of_batch = false, unknown = result.stamp().stamped();
+  bool of_batch = result.stamp().stamped(), unknown = of_batch;
   for (const Variable* input : inputs) {
     if (!input->defined()) continue;
     if (!input->requires_grad()) {
-      unknown = unknown || may_be_batch(*input, result, inputs, op);
+      of_batch = of_batch || input->value().stamp().stamped();
+      unknown = unknown || of_batch || may_be_batch(result, inputs, op);
       continue;
     }
     const unsigned kinds = input->edge().kinds();
@@ -38,8 +37,7 @@ unsigned kinds_of_result(const Tensor& result, std::span<const Variable* const> 
   const unsigned kinds = in & (kDivisors | kFree);
   if (!one && (in & kShares) == 0) return kinds;
   if (curved) return kinds | kCurved;
-  const Shape& of = inputs[0]->shape();
-  const bool sums = op.sums && one && of.rank() > 0 && of[0] > 1 && (kinds & kFree) == 0;
+  const bool sums = op.sums && one && (kinds & kFree) == 0 && inputs[0]->shape().rank() > 0 && inputs[0]->size(0) > 1;
   return kinds | (in & kBatchMean) | (sums ? unsigned{kBatchMean} : 0);
 }
 

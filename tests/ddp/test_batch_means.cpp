@@ -9,7 +9,6 @@
 #include "ddp/distributed_data_parallel.h"
 #include "dp/data_parallel.h"
 #include "lib/error.h"
-#include "lib/ops/custom.h"
 #include "lib/ops/losses.h"
 #include "lib/ops/ops.h"
 #include "tests/ddp/own_batches.h"
@@ -25,20 +24,6 @@ namespace {
 
 Variable squared(const Variable& y) { return ops::mse_loss(y, zeros(y.shape(), DType::f32, y.device())); }
 Variable rooted(const Variable& y, const Tensor&) { return ops::sqrt(squared(y)); }
-
-/// Twice a number.
-template <bool kSaysLinear>
-struct Doubles {
-  static constexpr const char* kName = "doubles";
-  static constexpr bool kSumsRows = false, kLinear = kSaysLinear;
-  static Tensor twice(const Tensor& x) {
-    const Tensor y = x.clone();
-    backend(y).scale(y, 2);
-    return y;
-  }
-  Tensor forward(const ops::Tensors& in) { return twice(in[0]); }
-  ops::Tensors backward(const Tensor& dy, const ops::Tensors&, const Tensor&) { return {twice(dy)}; }
-};
 
 struct Curved {
   std::string op, mean;
@@ -60,8 +45,6 @@ const std::vector<Curved>& curved_losses() {
          const Variable loss = ops::nll_loss(y, labels), rest = 1 - ops::exp(-loss);
          return rest * rest * loss;
        }},
-      {"doubles", "mse_loss",
-       [](const Variable& y, const Tensor&) { return ops::custom(Doubles<false>{}, {squared(y)}); }},
       {"mse_loss", "batch_mean", [](const Variable& y, const Tensor&) { return squared(y - ops::batch_mean(y)); },
        true}};
   return losses;
@@ -94,7 +77,6 @@ TEST_CASE("a function of a batch's mean that is linear trains as on one device")
         return ops::mean(ops::concat({loss, -loss, loss}) *
                          Variable(from_values<float>({1, 3}, {1, 2, 3}).to(y.device())));
       },
-      [](const Variable& y, const Tensor&) { return ops::custom(Doubles<true>{}, {squared(y)}); },
       [](const Variable& y, const Tensor&) { return ops::batch_mean(ops::sqrt(y * y + 1)); },
       [](const Variable& y, const Tensor&) { return ops::mean(y - ops::mean(y, {0})) + ops::mean(y * y); }};
   for (std::size_t i = 0; i < std::size(losses); ++i)

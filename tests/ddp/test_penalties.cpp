@@ -1,0 +1,168 @@
+// Penalties on parameters beside the loss of a batch: they count once, with the bits of one device.
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "ddp/distributed_data_parallel.h"
+#include "dp/data_parallel.h"
+#include "lib/nn/layers.h"
+#include "lib/ops/losses.h"
+#include "lib/ops/ops.h"
+#include "lib/optim/sgd.h"
+#include "tests/ddp/own_batches.h"
+#include "tests/ddp/ranks.h"
+#include "tests/ddp/train.h"
+#include "tests/support/catch2.h"
+
+using namespace duet;
+using namespace duet::ddp;
+using namespace duet_test;
+
+namespace {
+
+constexpr std::int64_t kRows = 20;
+
+struct Net : nn::Sequential {
+  explicit Net(std::uint64_t seed) {
+    add<nn::Flatten>();
+    add<nn::Linear>(784, 6);
+    add<nn::ReLU>();
+    add<nn::Linear>(6, 10);
+    add<nn::LogSoftmax>();
+    initialise(seed);
+  }
+};
+
+Variable parameter(nn::Module& model, int slot) { return model.context().parameter(slot); }
+Variable squares(const Variable& w) { return ops::sum(w * w); }
+Tensor ramp(const Variable& w, float step) {
+  const Tensor values = empty(w.shape());
+  for (std::int64_t i = 0; i < values.count(); ++i) values.data<float>()[i] = step * static_cast<float>(i);
+  return values.to(w.device());
+}
+
+using Penalty = std::function<Variable(nn::Module& model)>;
+
+Variable decay(nn::Module& model) {
+  return 0.1 * (squares(parameter(model, 0)) + squares(parameter(model, 1)) + squares(parameter(model, 3)));
+}
+
+const std::vector<Penalty>& penalties() {
+  static const std::vector<Penalty> all = {
+      decay,
+      [](nn::Module& m) { return squares(ops::matmul(parameter(m, 2), parameter(m, 0))) / 30; },
+      [](nn::Module& m) { return ops::sqrt(squares(parameter(m, 2))) + ops::mean(parameter(m, 2)); },
+      [](nn::Module& m) { return 3 * ops::l1_loss(parameter(m, 3), ramp(parameter(m, 3), .01f)); },
+      [](nn::Module& m) {
+        const Variable w = parameter(m, 2), moved = w - ramp(w, .001f);
+        return ops::sum(ramp(w, .1f) * moved * moved);
+      },
+      [](nn::Module& m) {
+        const Variable once = squares(parameter(m, 2));
+        return once + ops::relu(once - 1) - 0.5 * once;
+      }};
+  return all;
+}
+
+Batch owned(std::int64_t step, int rank, int ranks) {
+  const std::int64_t first = share_begin(rank, ranks, kRows, kBlocks);
+  Batch batch = make_batch(kRows, step).rows(first, share_begin(rank + 1, ranks, kRows, kBlocks));
+  for (Tensor* const tensor : {&batch.images, &batch.labels})
+    tensor->set_stamp({.step = step, .first = first, .global = kRows, .shards = ranks, .owned = true});
+  return batch;
+}
+
+/// All gradients and values after three steps, in which the penalty is computed before the loss or after it.
+std::string trained(nn::Module& model, nn::Module& net, const Penalty& penalty, bool first, int rank, int ranks) {
+  optim::SGD opt(model, {.lr = 0.05f, .momentum = 0.5f});
+  for (std::int64_t step = 0; step < 3; ++step) {
+    const Batch batch = owned(step, rank, ranks).to(model.parameters().device());
+    opt.zero_grad();
+    const Variable before = first ? penalty(model) : Variable();
+    const Variable loss = ops::nll_loss(net(batch.images), batch.labels);
+    (loss + (first ? before : penalty(model))).backward();
+    opt.step();
+  }
+  return state_of(model);
+}
+
+}  // namespace
+
+TEST_CASE("a penalty on parameters counts once, with the bits of one device, under DDP and DP") {
+  for (std::size_t i = 0; i < penalties().size(); ++i)
+    for (const bool first : {false, true}) {
+      const Penalty& penalty = penalties()[i];
+      Net single(kSeed);
+      const std::string expected = trained(single, single, penalty, first, 0, 1);
+      for (const int count : {2, 3, 4, 8}) {
+        CAPTURE(i, first, count);
+        run_ranks(Over::shm, count, [&](ProcessGroup& group) {
+          Net model(kSeed);
+          model.to({DeviceKind::cpu, group.rank()});
+          DistributedDataParallel net(model, group, {.bucket_limits = {64}});
+          CHECK(trained(model, net, penalty, first, group.rank(), count) == expected);
+        });
+        Net model(kSeed);
+        dp::DataParallel net(model, {.devices = first_devices(DeviceKind::cpu, count)});
+        CHECK(trained(model, net, penalty, first, 0, 1) == expected);
+      }
+    }
+}
+
+TEST_CASE("the penalty of each backward counts once, under no_sync() and in a backward of its own") {
+  enum class Where { in_loss, before, after };
+  for (const bool stamped : {true, false})
+    for (const Where where : {Where::in_loss, Where::before, Where::after})
+      for (const bool no_sync : {true, false}) {
+        const auto accumulate = [=](nn::Module& model, nn::Module& net, DistributedDataParallel* wrapper,
+                                    const RankRows& rows, int rank) {
+          for (const std::int64_t step : {0, 1, 2}) {
+            DistributedDataParallel::NoSync guard;
+            if (wrapper != nullptr && no_sync && step < 2) guard = wrapper->no_sync();
+            const Penalty& penalty = penalties()[static_cast<std::size_t>(step)];
+            const Batch batch = rows_of(rows, rank, step, stamped).to(model.parameters().device());
+            if (where == Where::before) penalty(model).backward();
+            const Variable loss = ops::nll_loss(net(batch.images), batch.labels);
+            (where == Where::in_loss ? loss + penalty(model) : loss).backward();
+            if (where == Where::after) penalty(model).backward();
+          }
+        };
+        Net single(kSeed);
+        accumulate(single, single, nullptr, {8}, 0);
+        CAPTURE(stamped, where, no_sync);
+        check_all_close(of_ranks<Net>(2,
+                                      [&](DistributedDataParallel& net, int rank, Device) {
+                                        accumulate(net.module(), net, &net, {5, 3}, rank);
+                                      }),
+                        gradients_of(single));
+      }
+}
+
+TEST_CASE("a module's own penalty counts once where one tape has a rank's rows, else it is refused") {
+  struct Penalised : nn::Linear {
+    Penalised() : nn::Linear(784, 10) { initialise(kSeed); }
+    nn::Value forward(nn::Context& context, const nn::Value& input) const override {
+      const Variable y = nn::Linear::forward(context, ops::flatten(input.list()[0].variable()));
+      return ops::cross_entropy(y, input.list()[1].variable().value()) + squares(weight(context));
+    }
+    using nn::Linear::forward;
+  };
+  const auto step = [](nn::Module& net, const Batch& batch) {
+    ops::mean(net(nn::Value(nn::List{Variable(batch.images), Variable(batch.labels)})).variable()).backward();
+  };
+  Penalised single;
+  step(single, owned(0, 0, 1));
+  run_ranks(Over::memory, 2, [&](ProcessGroup& group) {
+    const Device device{DeviceKind::cpu, group.rank()};
+    Penalised model;
+    model.to(device);
+    DistributedDataParallel net(model, group);
+    step(net, owned(0, group.rank(), 2).to(device));
+    CHECK(gradients_of(model) == gradients_of(single));
+  });
+  dp::DataParallel net(single, {.devices = first_devices(DeviceKind::cpu, 2)});
+  CHECK_THROWS_WITH(step(net, owned(0, 0, 1)), ContainsSubstring("the module gives a sum of a term that was divided"));
+}
