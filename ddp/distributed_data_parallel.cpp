@@ -74,11 +74,10 @@ class ModuleHooks final : public GradientSynchroniser, private Recoverable {
         may_be_cut_(module.sums_by_blocks() && module.all_modules([](const nn::Module& one) {
           return dynamic_cast<const dp::DataParallel*>(&one) == nullptr;  // which cuts by itself
         })),
-        adds_free_last_(group.size() > 1 ? store_.hooks().add_free_last() : nullptr),
-        joins_rows_(options.rule == GradientRule::rows && group.size() > 1 ? store_.hooks().join_rows() : nullptr),
         at_begin_(store_.hooks().at_backward_begin([this] { backward_begins(); })),
         on_ready_(store_.hooks().on_grad_ready([this](int slot) { grad_ready(slot); })),
         at_end_(store_.hooks().at_backward_end([this] { backward_ended(); })) {
+    note_ranks();
     Recoverable::join("a DistributedDataParallel");
   }
   ~ModuleHooks() override { leave(); }
@@ -209,6 +208,7 @@ class ModuleHooks final : public GradientSynchroniser, private Recoverable {
   /// In the next step, as ranks whose training has ended have none of their own.
   void share_gradients_again() {
     regroups_ = false;
+    note_ranks();
     const void* const before = std::as_const(store_).gradients().raw();
     share_gradients(store_, range_, group());
     reducer().move(before, std::as_const(store_).gradients().raw());
@@ -270,6 +270,21 @@ class ModuleHooks final : public GradientSynchroniser, private Recoverable {
       const Tensor gradient = store_.gradient(slot);
       for (const Tensor& part : parts_->others) backend(gradient).add(gradient, store_.slot_in(part, slot), gradient);
     }
+  }
+
+  /// There may be one rank only.
+  void note_ranks() {
+    const bool several = group().size() > 1;
+    joins_rows_ = several && options_.rule == GradientRule::rows ? store_.hooks().join_rows() : nullptr;
+    at_rank_sum_ =
+        several ? store_.hooks().at_rank_sum([this](std::span<std::int64_t> all) { sum_divisors(all); }) : nullptr;
+  }
+
+  void sum_divisors(std::span<std::int64_t> numbers) {
+    require<UsageError>(!joining() && !reducer().recorded(),
+                        "the ranks exchange the number of labels that count on the host: not in a recorded step, nor "
+                        "within join(); use Reduction::sum");
+    group().all_reduce(numbers).wait();
   }
 
   void backward_begins() {
@@ -479,8 +494,8 @@ class ModuleHooks final : public GradientSynchroniser, private Recoverable {
   bool regroups_ = false;                       // the ranks have a new process group
   Tensor saved_buffers_{};                      // as before this step
   std::optional<nn::Context> saved_context_{};  // likewise: what dropout draws next
-  const Lasting::Hold adds_free_last_, joins_rows_;
-  nn::HookHandle at_begin_, on_ready_, at_end_;
+  Lasting::Hold joins_rows_;                    // null: by no rows, or of no other rank
+  nn::HookHandle at_begin_, on_ready_, at_end_, at_rank_sum_{};
 };
 
 DistributedDataParallel::DistributedDataParallel(nn::Module& module, ProcessGroup& group,

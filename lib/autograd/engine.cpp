@@ -89,6 +89,7 @@ class Engine {
       listeners_.clear();
       for (const BackwardRoot& root : roots) discover(root.edge.node);
     }
+    if (!divisors_.empty()) sum_divisors(normalisers);
     pass(roots, normalisers);
     if (!free_.empty()) run_last(free_);
   }
@@ -108,6 +109,20 @@ class Engine {
         "the module gives a sum of a term that was divided by the rows of the batch and of one that "
         "was not: each device has both, and their gradients cannot be weighted alike; add them up "
         "outside of the module");
+  }
+
+  void sum_divisors(unsigned normalisers) const {
+    const auto ranks = std::ranges::find_if(listeners_, &BackwardListener::adds_free_last);
+    const bool shared = (normalisers & kShares) == kGlobalRows && ranks != listeners_.end();
+    require<UsageError>(
+        shared || ((normalisers & kShares) == 0 && !listens(&BackwardListener::joins_rows)),
+        "the mean of a loss divides by the labels that count in the whole batch, but this device knows "
+        "those of its own rows only: compute it from DataParallel's output, or for all rows at once, or "
+        "with Reduction::sum; under DistributedDataParallel use batches that a sampler has divided");
+    PooledVector<std::int64_t> sums;
+    for (const std::int64_t* const one : divisors_) sums.push_back(*one);
+    if (shared) (*ranks)->sum_over_ranks(sums);
+    for (std::size_t i = 0; i < sums.size(); ++i) *divisors_[i] = sums[i];
   }
 
   /// A run of nodes that are free of the batch, after that of the others.
@@ -167,7 +182,11 @@ class Engine {
     node.waiting_ = 0;
     node.arrived_.assign(static_cast<std::size_t>(node.outputs()), Tensor());
     if (!is_last_) node.consumer_ = 0;
-    if (!is_last_ && !sets_aside_) node.reached();
+    if (!is_last_ && !sets_aside_) {
+      node.reached();
+      std::int64_t* const divisor = node.divisor();
+      if (divisor != nullptr && (node.kinds_of(0) & kFree) == 0) divisors_.push_back(divisor);
+    }
     BackwardListener* const listener = node.listener();
     if (listener && std::find(listeners_.begin(), listeners_.end(), listener) == listeners_.end())
       listeners_.push_back(listener);
@@ -259,9 +278,10 @@ class Engine {
   }
 
   std::uint64_t run_ = ++run_counter;
-  bool sets_aside_ = false;                    // terms that are free of the batch
-  bool is_last_ = false;                       // the run of such
-  PooledVector<BackwardRoot> free_{};          // what was set aside
+  bool sets_aside_ = false;            // terms that are free of the batch
+  bool is_last_ = false;               // the run of such
+  PooledVector<BackwardRoot> free_{};  // what was set aside
+  PooledVector<std::int64_t*> divisors_{};
   const Node* from_one_ = nullptr;             // root, whose implicit gradient is 1
   PooledVector<std::shared_ptr<Node>> ready_;  // heap, latest operator first
   PooledVector<BackwardListener*> listeners_;

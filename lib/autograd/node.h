@@ -28,6 +28,7 @@ enum Normaliser : unsigned {
 enum ValueKind : unsigned {
   kFree = 16,       // of parameters and numbers; beside kOwnRows: perhaps of the batch, too
   kBatchMean = 32,  // of one number: a mean or sum over the rows that this tape has of the batch
+  kBatchSum = 128,  // besides: not divided by any number of rows
   kCurved = 64,     // computed from such numbers of several tapes it is no sum or multiple of that of all rows
 };
 inline constexpr unsigned kDivisors = kOwnRows | kWholeBatch | kGlobalRows | kPartOfBatch;
@@ -77,6 +78,8 @@ class Node {
   virtual bool starts_from_one() const { return false; }
   /// Called once per backward run, when all gradients of the outputs are complete.
   virtual void backward(const Gradients& gradients) = 0;
+  /// Of a loss whose gradient is divided by a number that backward sums over all ranks' parts of the batch; else null.
+  virtual std::int64_t* divisor() { return nullptr; }
   /// Of a loss: see ops::block_sums(). Valid until release().
   virtual std::span<const float> block_sums(int /*output*/) const { return {}; }
   /// Frees what backward needed; called after it.
@@ -149,6 +152,8 @@ class BackwardListener {
   virtual bool joins_rows() const { return false; }
   /// Whether what is free of the batch is to be added to its gradient once that is complete, in a run of its own.
   virtual bool adds_free_last() const { return false; }
+  /// Sums these numbers over the ranks, before backward_begins(). For one listener of those with adds_free_last().
+  virtual void sum_over_ranks(std::span<std::int64_t> /*numbers*/) {}
   /// Before any node runs. `normalisers`: those of the roots; kFree: of that run.
   virtual void backward_begins(unsigned normalisers) = 0;
   virtual void backward_ended() = 0;

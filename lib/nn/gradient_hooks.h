@@ -2,9 +2,11 @@
 #pragma once
 
 #include <algorithm>
+#include <cstdint>
 #include <functional>
 #include <list>
 #include <memory>
+#include <span>
 #include <utility>
 
 #include "lib/autograd/node.h"
@@ -47,9 +49,13 @@ class GradientHooks final : public BackwardListener {
   bool joins_rows() const override { return residence_.of_replica() || joins_rows_.lasts(); }
   /// While it lives, the gradients are joined with those of other ranks' rows.
   [[nodiscard]] Lasting::Hold join_rows() { return joins_rows_.hold(); }
-  bool adds_free_last() const override { return adds_free_last_.lasts(); }
-  /// While it lives, gradients that are free of the batch come after those of the batch, in a run of their own.
-  [[nodiscard]] Lasting::Hold add_free_last() { return adds_free_last_.hold(); }
+  bool adds_free_last() const override { return !rank_sums_.empty(); }
+  void sum_over_ranks(std::span<std::int64_t> numbers) override { rank_sums_.call(numbers, true); }
+  /// Called to sum numbers over several ranks. While it is there, gradients that are free of the batch come after those
+  /// of the batch, in a run of their own.
+  [[nodiscard]] HookHandle at_rank_sum(std::function<void(std::span<std::int64_t>)> hook) {
+    return rank_sums_.add(std::move(hook));
+  }
   /// Whether this is such a run.
   bool adds_free() const { return adds_free_; }
   void backward_begins(unsigned normalisers) override {
@@ -77,10 +83,13 @@ class GradientHooks final : public BackwardListener {
     bool empty() const {
       return std::ranges::all_of(hooks_, [](const auto& known) { return known.expired(); });
     }
-    /// A hook may remove itself or others while it runs, and add some.
-    void call(Args... args) const {
+    /// A hook may remove itself or others while it runs, and add some. `once`: the first only.
+    void call(Args... args, bool once = false) const {
       for (const auto& known : hooks_)
-        if (const auto hook = known.lock()) (*hook)(args...);
+        if (const auto hook = known.lock()) {
+          (*hook)(args...);
+          if (once) return;
+        }
     }
 
    private:
@@ -90,7 +99,8 @@ class GradientHooks final : public BackwardListener {
   const Residence& residence_;
   List<int> ready_;
   List<> begin_, end_;
-  Lasting joins_rows_, adds_free_last_;
+  List<std::span<std::int64_t>> rank_sums_;
+  Lasting joins_rows_;
   bool adds_free_ = false;
   unsigned normalisers_ = 0;
 };

@@ -1,8 +1,10 @@
 #include "lib/ops/losses.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstddef>
 #include <functional>
+#include <limits>
 #include <tuple>
 #include <utility>
 #include <vector>
@@ -161,8 +163,12 @@ PooledVector<float> add_blocks(std::span<const Variable> losses, std::span<const
 /// Whether all losses divide by the rows of their stamped batch.
 bool divide_by_batch(std::span<const Variable> losses) {
   unsigned normalisers = 0;
-  for (const Variable& loss : losses)
-    if (loss.requires_grad()) normalisers |= loss.edge().normalisers();
+  for (const Variable& loss : losses) {
+    if (!loss.requires_grad()) continue;
+    normalisers |= loss.edge().normalisers();
+    require<UsageError>((loss.edge().kinds() & kBatchSum) == 0,
+                        "a loss in the replicas is a sum over rows, expected a mean: compute it from the output");
+  }
   const bool own = (normalisers & kOwnRows) != 0, batch = (normalisers & ~unsigned{kOwnRows}) != 0;
   require<UsageError>(!own || !batch,
                       "a loss in the replicas adds terms that are divided by the rows of the batch to terms that are "
@@ -213,7 +219,131 @@ Variable nll_of_rows(const Variable& x, const Tensor& labels, const Factors& fac
   return record(loss.value, {&x}, gradient, factors.normaliser);
 }
 
+/// How much each place counts, by its label.
+struct CountedLabels {
+  CountedLabels(const char* op, const Tensor& of, std::int64_t classes, const LabelOptions& options) {
+    const bool weighs = options.weight.defined();
+    if (weighs)
+      require<ShapeError>(options.weight.shape() == Shape{classes} && options.weight.dtype() == DType::f32, op,
+                          ": weights ", options.weight.shape(), ", expected f32 ", Shape{classes});
+    const Tensor given = of.to(Device{}),
+                 by_class = weighs ? options.weight.to(Device{}) : from_values<float>({1}, {1});
+    for (const float w : by_class.span<float>()) unit = std::max(unit, std::ldexp(std::abs(double{w}), -31));
+    if (unit == 0) unit = 1;
+    const Tensor in_range = empty(of.shape(), DType::i64), each = empty({of.count(), 1});
+    std::vector<std::int64_t> counted, counted_labels;
+    std::vector<float> counted_weights;
+    for (std::int64_t i = 0; i < of.count(); ++i) {
+      const std::int64_t label = given.data<std::int64_t>()[i];
+      const bool counts = label != options.ignore_index;
+      require<ShapeError>(!counts || (label >= 0 && label < classes), "Target ", label, " is out of bounds.");
+      const float w = counts ? by_class.data<float>()[weighs ? label : 0] : 0;
+      in_range.data<std::int64_t>()[i] = counts ? label : 0;
+      each.data<float>()[i] = w;
+      if (!counts) continue;
+      units += std::llround(double{w} / unit);
+      counted.push_back(i);
+      counted_labels.push_back(label);
+      counted_weights.push_back(w);
+    }
+    const std::int64_t rows = std::ssize(counted);
+    const Device device = of.device();
+    all = {in_range.to(device), each.to(device)};
+    those = {from_values<std::int64_t>({rows}, counted_labels).to(device),
+             from_values<float>({rows, 1}, counted_weights).to(device)};
+    places = from_values<std::int64_t>({rows}, counted).to(device);
+  }
+  double sum() const { return static_cast<double>(units) * unit; }
+
+  struct Rows {
+    Tensor labels, weights;  // weights: a column
+  };
+  Rows all{}, those{};     // of all places, label and weight 0 where one counts nothing; of those that count
+  Tensor places{};         // that count
+  std::int64_t units = 0;  // the sum of the weights in whole numbers, which add up exactly on any number of ranks
+  double unit = 0;
+};
+
+/// The loss of log-probabilities y.
+Tensor counted_nll(const Tensor& y, const CountedLabels& counted, const LabelOptions& options) {
+  const Tensor loss = empty({}, DType::f32, y.device());
+  const bool sums = options.reduction == Reduction::sum;
+  const Shape shape = {counted.places.count(), y.size(1)};
+  if (shape[0] == 0) {
+    backend(loss).fill(loss, sums ? 0 : std::numeric_limits<float>::quiet_NaN());
+    return loss;
+  }
+  const Tensor rows = empty(shape, DType::f32, y.device());
+  backend(rows).gather_rows(y, counted.places, rows);
+  const Strided each = broadcast(rows, shape);
+  backend(rows).pointwise(Pointwise::mul, shape, {each, broadcast(counted.those.weights, shape), {}}, each);
+  const auto smoothing = static_cast<float>(options.label_smoothing);
+  const auto factor = static_cast<float>(sums ? 1 : 1 / counted.sum());
+  if (smoothing == 0)
+    backend(rows).nll_loss_forward(rows, counted.those.labels, factor, loss);
+  else
+    backend(rows).smoothed_nll_forward(rows, counted.those.labels, smoothing, factor, loss);
+  return loss;
+}
+
+template <bool kLogits>
+struct CountedLossGradient {
+  static constexpr const char* kName = kLogits ? CrossEntropyGradient::kName : NllLossGradient::kName;
+  void backward(const Gradients& g) const {
+    const double sum = divisor < 0 ? 1 : static_cast<double>(divisor) * unit;
+    const auto factor = static_cast<float>(sum == 0 ? 0 : 1 / sum);
+    const Tensor& dx = g.place(0, shape, labels.device());
+    if (kLogits)
+      backend(dx).smoothed_nll_backward(g.outputs[0], y, labels, smoothing, factor, dx);
+    else
+      backend(dx).nll_loss_backward(g.outputs[0], labels, factor, dx);
+    const Strided each = broadcast(dx, shape);
+    backend(dx).pointwise(Pointwise::mul, shape, {each, broadcast(weights, shape), {}}, each);
+  }
+  auto saved() const { return std::tie(y, labels, weights); }
+  SavedTensor y, labels, weights;  // y: log_softmax of the logits
+  Shape shape;
+  float smoothing = 0;
+  std::int64_t divisor = -1;  // in units; negative: of a sum
+  double unit = 1;
+};
+
+template <bool kLogits>
+Variable counted_loss(const Variable& input, const Tensor& of, const LabelOptions& options) {
+  using Gradient = CountedLossGradient<kLogits>;
+  require_labels(Gradient::kName, input, of);
+  const double smoothing = options.label_smoothing;
+  require<UsageError>(smoothing == 0 || (kLogits && smoothing > 0 && smoothing <= 1 && !options.weight.defined()),
+                      Gradient::kName, ": label smoothing ", smoothing,
+                      ", expected 0 to 1, and 0 with weights and for ", NllLossGradient::kName);
+  const LabelledRows rows(input, of);
+  const Variable& x = rows.x;
+  const CountedLabels counted(Gradient::kName, rows.labels, x.size(1), options);
+  const Tensor y = kLogits ? result_of(x, x.shape()) : x.value();
+  if (kLogits) backend(y).log_softmax_forward(x.value(), y);
+  const bool sums = options.reduction == Reduction::sum;
+  const auto gradient = [&] {
+    return Gradient{kLogits ? SavedTensor(y, "log_softmax") : SavedTensor(),
+                    {counted.all.labels, "labels"},
+                    {counted.all.weights, "weights"},
+                    x.shape(),
+                    static_cast<float>(smoothing),
+                    sums ? -1 : counted.units,
+                    counted.unit};
+  };
+  return record(counted_nll(y, counted, options), {&x}, gradient,
+                rows.factors.normaliser | (sums ? unsigned{kBatchSum} : 0));
+}
+
 }  // namespace
+
+Variable nll_loss(const Variable& x, const Tensor& labels, const LabelOptions& options) {
+  return counted_loss<false>(x, labels, options);
+}
+
+Variable cross_entropy(const Variable& x, const Tensor& labels, const LabelOptions& options) {
+  return counted_loss<true>(x, labels, options);
+}
 
 Variable nll_loss(const Variable& x, const Tensor& labels) {
   require_labels("nll_loss", x, labels);

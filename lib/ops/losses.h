@@ -26,6 +26,24 @@ Variable nll_loss(const Variable& x, const Tensor& labels);
 /// ShapeError for a label outside [0, C).
 Variable cross_entropy(const Variable& x, const Tensor& labels, double label_smoothing = 0);
 
+enum class Reduction { mean, sum };
+
+/// Options of the two losses above, named as PyTorch's.
+struct LabelOptions {
+  double label_smoothing = 0;        // of cross_entropy; not with weights
+  std::int64_t ignore_index = -100;  // rows with this label count nothing
+  Tensor weight{};                   // (C) f32: how much rows of each class count; undefined: 1
+  Reduction reduction = Reduction::mean;
+};
+
+/// As above. The mean divides by the sum of the weights of the labels that count, in backward of those of all ranks,
+/// which exchange it: so gradients have equal bits on any number of devices. The value is over the shard's own rows,
+/// NaN if none counts. Gradients of a sum add up over ranks. The host reads the labels. Throws UsageError for weights
+/// with label smoothing; backward throws UsageError where a mean's divisor is unknown: for part of a batch, such as in
+/// a replica, and under DDP for batches without a loader's stamp, within join() and in recorded steps.
+Variable nll_loss(const Variable& x, const Tensor& labels, const LabelOptions& options);
+Variable cross_entropy(const Variable& x, const Tensor& labels, const LabelOptions& options);
+
 /// Mean of (x - target)^2 over all elements: (N, ...) both -> scalar.
 Variable mse_loss(const Variable& x, const Tensor& target);
 

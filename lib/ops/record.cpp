@@ -38,7 +38,7 @@ unsigned kinds_of_result(const Tensor& result, std::span<const Variable* const> 
   if (!one && (in & kShares) == 0) return kinds;
   if (curved) return kinds | kCurved;
   const bool sums = op.sums && one && (kinds & kFree) == 0 && inputs[0]->shape().rank() > 0 && inputs[0]->size(0) > 1;
-  return kinds | (in & kBatchMean) | (sums ? unsigned{kBatchMean} : 0);
+  return kinds | (in & (kBatchMean | kBatchSum)) | (sums ? unsigned{kBatchMean} : 0);
 }
 
 }  // namespace duet::ops

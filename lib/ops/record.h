@@ -29,6 +29,10 @@ struct OpNode final : Node {
       std::apply([](const auto&... saved) { (saved.require_unmodified(Gradient::kName), ...); }, gradient.saved());
   }
   void backward(const Gradients& g) override { gradient.backward(g); }
+  std::int64_t* divisor() override {
+    if constexpr (requires { gradient.divisor; }) return gradient.divisor >= 0 ? &gradient.divisor : nullptr;
+    return nullptr;
+  }
   std::span<const float> block_sums(int) const override {
     if constexpr (requires { gradient.block_sums; })
       if (gradient.block_sums.defined()) return gradient.block_sums.template span<float>();

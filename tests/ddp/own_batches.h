@@ -54,6 +54,15 @@ inline Batch rows_of(const RankRows& rows, int rank, std::int64_t step, bool sta
   return batch;
 }
 
+/// The blocks of a batch that a rank owns.
+inline Batch owned_batch(std::int64_t rows, std::int64_t step, int rank, int ranks) {
+  const std::int64_t first = share_begin(rank, ranks, rows, kBlocks);
+  Batch batch = make_batch(rows, step).rows(first, share_begin(rank + 1, ranks, rows, kBlocks));
+  for (Tensor* const tensor : {&batch.images, &batch.labels})
+    tensor->set_stamp({.step = step, .first = first, .global = rows, .shards = ranks, .owned = true});
+  return batch;
+}
+
 inline Values gradients_of(nn::Module& model) {
   const auto all = std::as_const(model.parameters()).gradients().span<float>();
   return {all.begin(), all.end()};

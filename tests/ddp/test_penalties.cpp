@@ -67,19 +67,11 @@ const std::vector<Penalty>& penalties() {
   return all;
 }
 
-Batch owned(std::int64_t step, int rank, int ranks) {
-  const std::int64_t first = share_begin(rank, ranks, kRows, kBlocks);
-  Batch batch = make_batch(kRows, step).rows(first, share_begin(rank + 1, ranks, kRows, kBlocks));
-  for (Tensor* const tensor : {&batch.images, &batch.labels})
-    tensor->set_stamp({.step = step, .first = first, .global = kRows, .shards = ranks, .owned = true});
-  return batch;
-}
-
 /// All gradients and values after three steps, in which the penalty is computed before the loss or after it.
 std::string trained(nn::Module& model, nn::Module& net, const Penalty& penalty, bool first, int rank, int ranks) {
   optim::SGD opt(model, {.lr = 0.05f, .momentum = 0.5f});
   for (std::int64_t step = 0; step < 3; ++step) {
-    const Batch batch = owned(step, rank, ranks).to(model.parameters().device());
+    const Batch batch = owned_batch(kRows, step, rank, ranks).to(model.parameters().device());
     opt.zero_grad();
     const Variable before = first ? penalty(model) : Variable();
     const Variable loss = ops::nll_loss(net(batch.images), batch.labels);
@@ -154,15 +146,16 @@ TEST_CASE("a module's own penalty counts once where one tape has a rank's rows, 
     ops::mean(net(nn::Value(nn::List{Variable(batch.images), Variable(batch.labels)})).variable()).backward();
   };
   Penalised single;
-  step(single, owned(0, 0, 1));
+  step(single, owned_batch(kRows, 0, 0, 1));
   run_ranks(Over::memory, 2, [&](ProcessGroup& group) {
     const Device device{DeviceKind::cpu, group.rank()};
     Penalised model;
     model.to(device);
     DistributedDataParallel net(model, group);
-    step(net, owned(0, group.rank(), 2).to(device));
+    step(net, owned_batch(kRows, 0, group.rank(), 2).to(device));
     CHECK(gradients_of(model) == gradients_of(single));
   });
   dp::DataParallel net(single, {.devices = first_devices(DeviceKind::cpu, 2)});
-  CHECK_THROWS_WITH(step(net, owned(0, 0, 1)), ContainsSubstring("the module gives a sum of a term that was divided"));
+  CHECK_THROWS_WITH(step(net, owned_batch(kRows, 0, 0, 1)),
+                    ContainsSubstring("the module gives a sum of a term that was divided"));
 }

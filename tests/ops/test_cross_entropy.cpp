@@ -4,8 +4,11 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <limits>
 #include <vector>
 
+#include "lib/error.h"
+#include "lib/ops/custom.h"
 #include "lib/ops/losses.h"
 #include "lib/ops/ops.h"
 #include "tests/ops/check.h"
@@ -101,6 +104,62 @@ TEST_CASE("shards of a batch have the bits of its rows in the gradient of a smoo
       const Tensor part = gradient_of(x.rows(begin, end), labels.rows(begin, end));
       CHECK(std::memcmp(whole.rows(begin, end).raw(), part.raw(), part.bytes()) == 0);
     }
+}
+
+TEST_CASE("weights and ignored labels have PyTorch's values and gradients") {
+  constexpr float inf = std::numeric_limits<float>::infinity();
+  const Tensor x = from_values<float>({5, 3}, {1, 2, -1, .5f, 0, -3, 2, .2f, 1, -1, 0, 1, .3f, -inf, 2});
+  const std::vector<std::int64_t> labels = {1, 0, 2, -7, 2};
+  const std::vector<float> weights = {.5f, 2, 1.25f};
+  const ops::LabelOptions table[] = {{.ignore_index = -7},
+                                     {.ignore_index = -7, .weight = from_values<float>({3}, weights)},
+                                     {.ignore_index = -7, .reduction = ops::Reduction::sum},
+                                     {.label_smoothing = 0.2, .ignore_index = -7}};
+  for (const ops::LabelOptions& options : table) {
+    const double s = options.label_smoothing;
+    const std::int64_t rows = s > 0 ? 4 : 5;  // smoothing of probability 0 is infinite
+    double sum = 0, counts = 0;
+    std::vector<double> dx(15);
+    for (std::size_t i = 0; i < static_cast<std::size_t>(rows); ++i) {
+      if (labels[i] < 0) continue;
+      const auto label = static_cast<std::size_t>(labels[i]);
+      const double w = options.weight.defined() ? static_cast<double>(weights[label]) : 1;
+      double e[3], all = 0;
+      for (std::size_t c = 0; c < 3; ++c) all += e[c] = std::exp(static_cast<double>(x.span<float>()[3 * i + c]));
+      for (std::size_t c = 0; c < 3; ++c) {
+        const double t = s / 3 + (c == label ? 1 - s : 0);
+        if (t > 0) sum -= w * t * std::log(e[c] / all);
+        dx[3 * i + c] = w * (e[c] / all - t);
+      }
+      counts += w;
+    }
+    if (options.reduction == ops::Reduction::sum) counts = 1;
+    const Tensor given = label_tensor(labels).rows(0, rows);
+    const Variable logits(x.rows(0, rows), true), log(ops::log_softmax(x.rows(0, rows)).value());
+    const Variable loss = ops::cross_entropy(logits, given, options);
+    CHECK(static_cast<double>(loss.item()) == duet_test::Approx(sum / counts).epsilon(1e-6));
+    if (s == 0)
+      CHECK(static_cast<double>(ops::nll_loss(log, given, options).item()) == duet_test::Approx(sum / counts));
+    loss.backward();
+    for (std::int64_t i = 0; i < 3 * rows; ++i)
+      CHECK(std::abs(static_cast<double>(logits.grad().data<float>()[i]) - dx[static_cast<std::size_t>(i)] / counts) <
+            1e-6);
+    for (const bool of_logits : {true, false})
+      if (of_logits || s == 0)
+        ops::check_gradients(
+            [&](const std::vector<Variable>& v) {
+              return of_logits ? ops::cross_entropy(v[0], given.rows(0, 4), options)
+                               : ops::nll_loss(v[0], given.rows(0, 4), options);
+            },
+            {x.rows(0, 4)});
+  }
+  const Variable none(x, true), loss = ops::cross_entropy(none, label_tensor({-7, -7, -7, -7, -7}), table[1]);
+  CHECK(std::isnan(loss.item()));
+  loss.backward();
+  for (const float g : none.grad().span<float>()) CHECK(g == 0);
+  CHECK_THROWS_WITH(ops::nll_loss(x, label_tensor({0, 0, 0, 0, -100}), table[0]), "Target -100 is out of bounds.");
+  CHECK_THROWS_AS(ops::nll_loss(x, label_tensor({0, 0, 0, 0, 0}), table[3]), UsageError);
+  CHECK_THROWS_AS(ops::cross_entropy(x, label_tensor(labels), {.weight = zeros({4})}), ShapeError);
 }
 
 TEST_CASE("cross_entropy of an empty batch is nan, and smoothing counts classes of probability 0") {
