@@ -23,7 +23,9 @@ class ModuleHooks;
 /// any number of ranks up to the number of the batch's blocks (lib/blocks.h). All other losses count as means over the
 /// rank's own rows, which are dimension 0 of the first tensor of forward's input: the ranks exchange how many those are
 /// when backward begins, and gradients are weighted by them (ddp/rank_weights.h). A sum of both kinds throws
-/// UsageError. Ranks with batches of their own draw the same dropout masks, as each counts its rows from 0.
+/// UsageError, and so does a function of such a mean that is not linear. A term of the loss that is computed from
+/// parameters alone, such as a penalty, counts once: backward adds its gradient to the sum over the ranks. Ranks with
+/// batches of their own draw the same dropout masks, as each counts its rows from 0.
 ///
 /// `torch`: gradients are multiplied by 1 / world size before they are added up, as PyTorch does, however many rows
 /// each rank has. UsageError for a loss that was divided by the rows of the global batch.

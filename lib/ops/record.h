@@ -1,6 +1,7 @@
 // Shared by the operators: checks of arguments, and putting a result on the tape.
 #pragma once
 
+#include <cstdint>
 #include <initializer_list>
 #include <ostream>
 #include <span>
