@@ -87,7 +87,8 @@ ElasticGroup::ElasticGroup(std::unique_ptr<JobMemory> memory, int rank, int proc
                                   .is_left = [this] { return member_.is_behind(generation_); },
                                   .place = {rank, size()},
                                   .places_change = memory_->processes() > memory_->least_ranks(),
-                                  .ranks_change = memory_->least_ranks() < memory_->ranks()});
+                                  .least_ranks = memory_->least_ranks(),
+                                  .most_ranks = memory_->ranks()});
   if (joins_) Recovery::instance().set_void();
 }
 

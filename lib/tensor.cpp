@@ -122,6 +122,47 @@ void Storage::move_to(std::shared_ptr<Storage> memory) {
   base_ = std::move(memory);
 }
 
+int Rows::dimension(const Shape& shape) const {
+  if (stamped()) return shape.rank() > 0 ? 0 : -1;
+  std::int64_t before = 1;
+  for (int d = 0; known() && d < shape.rank(); before *= shape[d++])
+    if (before == outer && (samples > 0 ? shape[d] % samples == 0 : shape[d] == 0)) return d;
+  return -1;
+}
+
+/// Whether a tensor of this shape has parts of a sample only.
+bool Rows::cuts_samples(const Shape& shape) const {
+  return outer == 0 && (shape.rank() == 0 || first % per_sample != 0 || shape[0] % per_sample != 0);
+}
+
+/// Of a tensor of shape `shape` that is (before, count samples, rest) in the order of its elements.
+Rows Rows::placed(std::int64_t before, std::int64_t count, const Shape& shape) const {
+  Rows stamp = *this;
+  const std::int64_t rows = shape.rank() > 0 ? shape[0] : 0;
+  const bool scales = before == 1 && (count > 0 ? rows >= count && rows % count == 0 : rows == 0);
+  if (before == 0) return {};
+  stamp.per_sample = scales && count > 0 ? rows / count : 1;
+  stamp.outer = scales ? 0 : before;
+  stamp.samples = scales ? 0 : count;
+  stamp.first = first / per_sample * stamp.per_sample;
+  stamp.global = global / per_sample * stamp.per_sample;
+  return stamp;
+}
+
+Rows Rows::reshaped(const Shape& from, const Shape& to) const {
+  if (from.rank() > 0 && to.rank() > 0 && stamped() && to[0] == from[0]) return *this;
+  return cuts_samples(from) || to.rank() == 0 ? Rows{} : placed(std::max<std::int64_t>(outer, 1), samples_in(from), to);
+}
+
+Rows Rows::moved(const Shape& from, const Shape& to, int d) const {
+  if (!known() || d < 0 || d >= to.rank()) return {};
+  if (stamped() && d == 0) return *this;
+  if (cuts_samples(from)) return {};
+  std::int64_t before = 1;
+  for (int i = 0; i < d; ++i) before *= to[i];
+  return placed(before, samples_in(from), to);
+}
+
 Tensor::Tensor(std::shared_ptr<Storage> storage, std::size_t offset, const Shape& shape, DType dtype, Layout layout)
     : storage_(std::move(storage)), offset_(offset), shape_(shape), dtype_(dtype), layout_(layout) {
   require<ShapeError>(offset_ + bytes() <= storage_->bytes(), "a tensor of shape ", shape, " and dtype ", name(dtype),
@@ -136,6 +177,7 @@ Tensor Tensor::rows(std::int64_t begin, std::int64_t end) const {
   view.shape_ = shape_.with(0, end - begin);
   view.offset_ = offset_ + static_cast<std::size_t>(begin) * row_bytes;
   if (stamp_.stamped()) view.stamp_.first += begin;
+  if (stamp_.outer > 0) view.stamp_ = stamp_.moved(shape_, view.shape_, stamp_.dimension(shape_));
   return view;
 }
 
@@ -144,7 +186,7 @@ Tensor Tensor::reshape(const Shape& shape) const {
                       name(layout_), " as shape ", shape);
   Tensor view = *this;
   view.shape_ = shape;
-  if (shape.rank() == 0 || shape_.rank() == 0 || shape[0] != shape_[0]) view.stamp_ = {};
+  if (stamp_.known()) view.stamp_ = stamp_.reshaped(shape_, shape);
   return view;
 }
 

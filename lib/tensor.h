@@ -71,12 +71,32 @@ struct Rows {
   std::uint64_t delivery = 0;
   int blocks = kBlocks;  // of the global batch: see lib/blocks.h
   bool owned = false;    // each rank has whole blocks: see Note [Owners] there
+  /// Rows for each sample of the batch: 2 in a (2N, 4) that was (N, 8). `first` and `global` count such rows.
+  std::int64_t per_sample = 1;
+  /// Above 0: dimension 0 does not hold the samples. In the order of its elements the tensor is (outer, samples, rest),
+  /// as a (T, N, C) that was (N, T, C) is, and `first` and `global` count samples.
+  std::int64_t outer = 0, samples = 0;
 
-  bool stamped() const { return global > 0; }
+  /// Whether the tensor belongs to a batch; whether its rows are those of the batch, or equal parts of these.
+  bool known() const { return global > 0; }
+  bool stamped() const { return known() && outer == 0; }
+  /// Whether a tensor of a part of the batch adds up its rows by the blocks of the batch.
+  bool keeps_blocks() const { return stamped() && (per_sample == 1 || global / per_sample % blocks == 0); }
+  /// The samples of a tensor with this stamp and shape, and the dimension that they lie in; -1: in none.
+  std::int64_t samples_in(const Shape& shape) const { return outer > 0 ? samples : shape[0] / per_sample; }
+  int dimension(const Shape& shape) const;
+  /// The stamp of the same elements in the same order in another shape.
+  Rows reshaped(const Shape& from, const Shape& to) const;
+  /// The stamp of a tensor of shape `to` with the samples of this one in dimension `d`; none if d < 0.
+  Rows moved(const Shape& from, const Shape& to, int d) const;
   bool operator==(const Rows& other) const {
     return step == other.step && first == other.first && global == other.global && shards == other.shards &&
-           blocks == other.blocks;
+           blocks == other.blocks && per_sample == other.per_sample && outer == other.outer && samples == other.samples;
   }
+
+ private:
+  bool cuts_samples(const Shape& shape) const;
+  Rows placed(std::int64_t before, std::int64_t count, const Shape& shape) const;
 };
 
 /// f16 and bf16 are sent, reduced over ranks and stored; operators refuse them (ShapeError).
@@ -200,7 +220,7 @@ class Tensor {
 
   /// Rows [begin, end) of dimension 0, sharing memory; a stamp is narrowed. Throws ShapeError out of range.
   Tensor rows(std::int64_t begin, std::int64_t end) const;
-  /// A view of the elements in another shape (plain layout only); the stamp stays if dimension 0 does.
+  /// A view of the elements in another shape (plain layout only); the stamp scales with the rows.
   Tensor reshape(const Shape& shape) const;
   /// `count` elements from element `begin` on, as a tensor of shape `shape`.
   Tensor slice(std::int64_t begin, const Shape& shape) const;

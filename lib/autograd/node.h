@@ -76,6 +76,8 @@ class Node {
   /// Whether backward() takes an undefined gradient of its one output as 1. A loss may have computed its input's
   /// gradient with its value: a backward that starts here then makes no tensor of 1.
   virtual bool starts_from_one() const { return false; }
+  /// Whether its result has the elements of its one input, or some of them, in another order.
+  virtual bool is_view() const { return false; }
   /// Called once per backward run, when all gradients of the outputs are complete.
   virtual void backward(const Gradients& gradients) = 0;
   /// Of a loss whose gradient is divided by a number that backward sums over all ranks' parts of the batch; else null.

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 #include <exception>
+#include <iostream>
 #include <string>
 #include <utility>
 
@@ -365,6 +366,22 @@ void Recovery::restore() {
 void Recovery::regroup(Place place) {
   group_.place = place;
   for (Recoverable* const object : objects_) object->regroup();
+}
+
+bool Recovery::may_cut_tree(int blocks) const {
+  for (int ranks = group_.least_ranks; ranks_change() && ranks <= group_.most_ranks; ++ranks)
+    if (blocks % ranks != 0) return true;
+  return false;
+}
+
+void report_dependence(std::atomic<bool>& said, FunctionRef<std::string()> what) {
+  const bool refuses = Recovery::instance().ranks_change();
+  if (!refuses && said.exchange(true)) return;
+  const std::string text = what();
+  require<UsageError>(!refuses, text,
+                      ": the elastic job may go on with fewer ranks, but results would depend on their number; change "
+                      "that, or use no minimum of ranks");
+  std::cerr << "warning: " + text + ": results depend on the number of devices (docs/equal_bits.md)\n";
 }
 
 }  // namespace duet

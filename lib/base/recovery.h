@@ -1,6 +1,7 @@
 // Steps that are done again after a rank was lost: what the objects of a training keep of the last complete step.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -137,8 +138,8 @@ class Recovery {
     std::function<void()> recover;
     std::function<bool()> is_left;
     Place place{};
-    bool places_change = false;  // the job goes on with spare processes, or fewer ranks
-    bool ranks_change = false;   // with fewer ranks
+    bool places_change = false;           // the job goes on with spare processes, or fewer ranks
+    int least_ranks = 1, most_ranks = 1;  // with as few ranks; with all
   };
   /// On while a group is set.
   void set_group(Group group);
@@ -165,7 +166,9 @@ class Recovery {
   /// what the program does there, such as a schedule's step, is in the state of ranks that have gone on only.
   void recover_if_left();
   bool places_change() const { return on_ && group_.places_change; }
-  bool ranks_change() const { return on_ && group_.ranks_change; }
+  bool ranks_change() const { return on_ && group_.least_ranks < group_.most_ranks; }
+  /// Whether the job may have a number of ranks of which some own several subtrees of so many blocks.
+  bool may_cut_tree(int blocks) const;
   Place place() const { return group_.place; }
   /// The model goes forward: the step is to have an update. Without a loader that ranks share, the step begins here.
   /// Throws UsageError where gradients of the pass before are still to be used, and where a loop lacks redo().
@@ -255,5 +258,9 @@ class Recovery {
   std::vector<std::unique_ptr<Recoverable>> left_;  // in the places of objects that have left
   std::string ended_within_{};                      // the last object that left within a step or unit
 };
+
+/// Says that by `what`, a sentence, results depend on the number of devices: throws UsageError in an elastic job that
+/// may go on with fewer ranks, else prints a warning unless `said`, which it sets. Thread-safe.
+void report_dependence(std::atomic<bool>& said, FunctionRef<std::string()> what);
 
 }  // namespace duet

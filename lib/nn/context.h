@@ -30,14 +30,15 @@ class DrawCounts {
     std::int64_t begin = 0, end = 0;
   };
 
-  /// The seed of a layer's next draw for `rows` rows of the batch with this stamp, or of the batch of this step where
-  /// there is no stamp: `seed` for the first draw, two words of Philox(seed, n) for the n-th after it. Draws for other
-  /// rows do not count, so that parts of a batch have the numbers that they have in the whole.
+  /// The seed of a layer's next draw for `rows` samples of the batch with this stamp, or of the batch of this step
+  /// where there is no stamp: `seed` for the first draw, two words of Philox(seed, n) for the n-th after it. Draws for
+  /// other rows do not count, so that parts of a batch have the numbers that they have in the whole.
   std::uint64_t next_seed(std::uint64_t seed, std::uint32_t layer, const Rows& stamp, std::int64_t step,
                           std::int64_t rows) {
     begin_batch(seed, stamp, step);
-    const Range own = whole_.end > 0 ? whole_ : Range{stamp.first, stamp.first + rows};
-    const std::uint32_t draws = count({.layer = layer, .stamped = stamp.stamped(), .of = own});
+    const std::int64_t first = stamp.first / stamp.per_sample;
+    const Range own = whole_.end > 0 ? whole_ : Range{first, first + rows};
+    const std::uint32_t draws = count({.layer = layer, .stamped = stamp.known(), .of = own});
     return draws == 0 ? seed : Philox(seed, draws).word64();
   }
 
@@ -70,12 +71,12 @@ class DrawCounts {
   };
 
   void begin_batch(std::uint64_t seed, const Rows& stamp, std::int64_t step) {
-    const bool delivered = stamp.stamped() && (stamp.step != stamp_.step || stamp.delivery != stamp_.delivery);
+    const bool delivered = stamp.known() && (stamp.step != stamp_.step || stamp.delivery != stamp_.delivery);
     if (seed != seed_ || delivered) runs_.clear();
-    if (!stamp.stamped() && step != step_) std::erase_if(runs_, [](const Run& run) { return !run.stamped; });
+    if (!stamp.known() && step != step_) std::erase_if(runs_, [](const Run& run) { return !run.stamped; });
     seed_ = seed;
-    if (stamp.stamped()) stamp_ = stamp;
-    if (!stamp.stamped()) step_ = step;
+    if (stamp.known()) stamp_ = stamp;
+    if (!stamp.known()) step_ = step;
   }
 
   /// How often the layer has drawn for any of these rows; counts this draw.
@@ -135,11 +136,11 @@ struct Context {
   }
   /// Seed of what the layer of this number draws now for `x`, another one for each time on a batch; counts it.
   std::uint64_t next_seed(std::uint32_t layer, const Tensor& x) {
-    return draws.next_seed(seed, layer, x.stamp(), step, x.shape().rank() > 0 ? x.size(0) : 1);
+    return draws.next_seed(seed, layer, x.stamp(), step, x.shape().rank() > 0 ? x.stamp().samples_in(x.shape()) : 1);
   }
   /// The step of the key of what is drawn for `x`.
   std::uint64_t step_of(const Tensor& x) const {
-    return static_cast<std::uint64_t>(x.stamp().stamped() ? x.stamp().step : step);
+    return static_cast<std::uint64_t>(x.stamp().known() ? x.stamp().step : step);
   }
 };
 

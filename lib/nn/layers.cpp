@@ -139,7 +139,7 @@ Dropout::Dropout(double p) : p_(p) { ops::require_probability("Dropout", p); }
 DropoutKey Dropout::next_key(Context& context, const Tensor& x) const {
   const std::uint32_t number = layer(context);
   if (!training() || p_ == 0) return {.layer = number};
-  require<UsageError>(!checks_finite() || !context.stamped || x.stamp().stamped(),
+  require<UsageError>(!checks_finite() || !context.stamped || x.stamp().known(),
                       "Dropout: its input has no stamp, but the model's input has: an operator in between has dropped "
                       "it, so the mask would not depend on the batch's step and rows");
   return {context.next_seed(number, x), context.step_of(x), number, static_cast<float>(p_)};

@@ -56,13 +56,16 @@ Variable concat(std::span<const Variable> parts) {
   require<ShapeError>(!parts.empty(), kConcat, ": got no parts, expected 1 or more");
   std::int64_t channels = 0;
   bool one_layout = true;
+  const Variable* batch = &parts[0];  // the first that belongs to one
   for (std::size_t i = 0; i < parts.size(); ++i) {
     require_part(parts[i], parts[0], i);
+    if (!batch->value().stamp().known()) batch = &parts[i];
+    require_same_rows(kConcat, batch->value().stamp(), parts[i].value().stamp());
     channels += parts[i].shape()[1];
     one_layout = one_layout && parts[i].value().layout() == parts[0].value().layout();
   }
   const Layout layout = one_layout ? parts[0].value().layout() : Layout::plain;
-  const Tensor y = result_of(parts[0], parts[0].shape().with(1, channels), layout);
+  const Tensor y = result_of(*batch, parts[0].shape().with(1, channels), layout);
   PooledVector<Variable> inputs;
   PooledVector<const Variable*> places;
   PooledVector<Shape> shapes;

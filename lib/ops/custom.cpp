@@ -30,11 +30,16 @@ void require_floats_of(const char* op, const std::string& what, const Tensor& te
                       op, ": ", what, " is ", text_of(tensor), ", expected f32", shape, " plain on ", device);
 }
 
-/// The stamp of the batch that inputs belong to, or of none.
-Rows stamp_of(const Tensors& inputs) {
-  for (const Tensor& input : inputs)
-    if (input.stamp().stamped()) return input.stamp();
-  return {};
+/// The stamp of the batch whose rows a result of this shape has, as one of the inputs, or of none.
+Rows stamp_of(const char* op, const Tensors& inputs, const Shape& shape) {
+  Rows stamp;
+  for (const Tensor& input : inputs) {
+    const bool has_rows = input.stamp().stamped() && shape.rank() > 0 && shape[0] == input.size(0);
+    if (!has_rows && !(input.stamp().known() && shape == input.shape())) continue;
+    if (!stamp.known()) stamp = input.stamp();
+    require_same_rows(op, stamp, input.stamp());
+  }
+  return stamp;
 }
 
 class CustomNode final : public Node {
@@ -110,16 +115,13 @@ Variable run_custom(const CustomCalls& calls, std::span<const Variable> argument
   require_floats_of(calls.name, "its result", y, y.shape(), inputs[0].device());
   require<ShapeError>(!calls.sums_rows || y.shape().rank() > 0, calls.name,
                       ": its result is a scalar, expected rows of a batch, over which it sums");
-  const Rows stamp = stamp_of(inputs);
-  const bool keeps_rows = std::ranges::any_of(inputs, [&](const Tensor& input) {
-    return input.stamp().stamped() && y.shape().rank() > 0 && y.size(0) == input.size(0);
-  });
-  y.set_stamp(keeps_rows ? stamp : Rows{});
+  y.set_stamp(stamp_of(calls.name, inputs, y.shape()));
   const std::span<const Variable* const> tape(places.data(), places.size());
   if (!recorded(tape)) return Variable(y);
   auto node = std::make_shared<CustomNode>(calls, inputs, y);
   for (const Variable& input : plain) node->add_edge(input.edge());
   if (checks_finite()) require_finite_step(*node, y, tape);
+  if (calls.sums_rows) require_blocks(calls.name, tape);
   return Variable(y, std::move(node));
 }
 

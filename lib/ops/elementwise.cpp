@@ -1,4 +1,5 @@
 // relu, changes of layout, dropout.
+#include <cstddef>
 #include <cstdint>
 #include <tuple>
 
@@ -35,6 +36,24 @@ struct DropoutGradient {
   float scale = 1;
 };
 
+/// Behind the first dimension, a part of a batch has its part of the mask that all samples have.
+void draw_mask(const Tensor& mask, const DropoutKey& key) {
+  const Rows& stamp = mask.stamp();
+  if (stamp.outer == 0 || stamp.samples == stamp.global || mask.count() == 0)
+    return backend(mask).dropout_mask(mask, key);
+  const int d = stamp.dimension(mask.shape());
+  require<UsageError>(d > 0, "dropout: the samples of the batch lie in no dimension of its input ", mask.shape(),
+                      ", expected one: the mask would depend on the number of devices");
+  const Shape shape = mask.shape().with(d, mask.size(d) / stamp.samples * stamp.global);
+  const Tensor whole = empty(shape, DType::u8, mask.device());
+  backend(whole).dropout_mask(whole, key);
+  const auto each = static_cast<std::size_t>(mask.count() / (stamp.outer * stamp.samples));
+  const auto part = each * static_cast<std::size_t>(stamp.samples), all = each * static_cast<std::size_t>(stamp.global);
+  backend(mask).copy_2d(mask.raw(), part,
+                        static_cast<const std::byte*>(whole.raw()) + each * static_cast<std::size_t>(stamp.first), all,
+                        part, static_cast<std::size_t>(stamp.outer), mask.device());
+}
+
 Variable masked(const Variable& x, const Tensor& mask, float scale) {
   const Tensor y = result_of(x, x.shape());
   backend(y).dropout_apply(x.value(), mask, scale, y);
@@ -68,7 +87,7 @@ Variable dropout(const Variable& input, const DropoutKey& key) {
   const Variable x = to_plain(input);
   Tensor mask = empty(x.shape(), DType::u8, x.device());
   mask.set_stamp(x.value().stamp());
-  backend(mask).dropout_mask(mask, key);
+  draw_mask(mask, key);
   return masked(x, mask, key.scale());
 }
 

@@ -113,7 +113,7 @@ Variable linear(const Variable& input, const Variable& w, const Variable& b) {
 }
 
 Variable linear_relu_dropout(const Variable& x, const Variable& w, const Variable& b, const DropoutKey& key) {
-  if (checks_finite()) return dropout(relu(linear(x, w, b)), key);
+  if (checks_finite() || (x.defined() && x.value().stamp().outer > 0)) return dropout(relu(linear(x, w, b)), key);
   const Tensor y = linear_output(LinearReluDropoutGradient::kName, x, w, b);
   require_probability(LinearReluDropoutGradient::kName, key.p);
   backend(y).linear_relu_dropout_forward(x.value(), w.value(), value_or_none(b), y, key);
@@ -166,7 +166,7 @@ Variable matmul(const Variable& left, const Variable& right) {
   for (int d = 0; fits && d < rank - 2; ++d) fits = a.shape()[d] == b.shape()[d];
   require<ShapeError>(fits, kOp, ": got shapes ", a.shape(), " and ", b.shape(),
                       ", expected (..., M, K) and (..., K, P) or (K, P)");
-  const Tensor y = result_of(a.value().stamp().stamped() ? a : b, a.shape().with(-1, b.shape()[-1]));
+  const Tensor y = result_of(a.value().stamp().known() ? a : b, a.shape().with(-1, b.shape()[-1]));
   backend(y).matmul(a.value(), false, b.value(), false, y);
   return record(y, {&a, &b}, [&] { return MatmulGradient{{a, "left argument"}, {b, "right argument"}}; });
 }

@@ -19,7 +19,8 @@ namespace {
 
 /// 1 / (rows * columns) for the value, and with the global rows for the gradient.
 struct Factors {
-  Factors(const Tensor& x, const Tensor& other, std::int64_t columns) {
+  Factors(const char* op, const Tensor& x, const Tensor& other, std::int64_t columns) {
+    require_same_rows(op, x.stamp(), other.stamp());
     const Rows stamp = x.stamp().stamped() ? x.stamp() : other.stamp();
     require_rows_of_batch(stamp, x.size(0));  // the divisor, on any device
     const std::int64_t global = stamp.stamped() ? stamp.global : x.size(0);
@@ -189,8 +190,8 @@ void require_labels(const char* op, const Variable& x, const Tensor& labels) {
 
 /// The logits and labels of all places of all rows as rows of a batch, and the factors of that batch's loss.
 struct LabelledRows {
-  LabelledRows(const Variable& logits, const Tensor& of)
-      : x(logits), labels(of), factors(logits.value(), of, of.shape().count_from(1)) {
+  LabelledRows(const char* op, const Variable& logits, const Tensor& of)
+      : x(logits), labels(of), factors(op, logits.value(), of, of.shape().count_from(1)) {
     if (x.shape().rank() == 2) return;
     x = reshape(x, {vectors_of(x.shape()), x.size(-1)});
     labels = labels.reshape({labels.count()});
@@ -347,7 +348,7 @@ Variable cross_entropy(const Variable& x, const Tensor& labels, const LabelOptio
 
 Variable nll_loss(const Variable& x, const Tensor& labels) {
   require_labels("nll_loss", x, labels);
-  const LabelledRows rows(x, labels);
+  const LabelledRows rows(NllLossGradient::kName, x, labels);
   return nll_of_rows(rows.x, rows.labels, rows.factors);
 }
 
@@ -356,7 +357,7 @@ Variable cross_entropy(const Variable& logits, const Tensor& of, double label_sm
   require_labels(kOp, logits, of);
   require<UsageError>(label_smoothing >= 0 && label_smoothing <= 1, kOp, ": label smoothing ", label_smoothing,
                       ", expected 0 to 1");
-  const LabelledRows rows(logits, of);
+  const LabelledRows rows(kOp, logits, of);
   const Variable& x = rows.x;
   const Tensor& labels = rows.labels;
   const Factors& factors = rows.factors;
@@ -399,7 +400,7 @@ Variable prediction(const char* op, const Variable& input, const Tensor& target)
 template <Pointwise kFunction>
 Variable element_loss(const Variable& x, const Tensor& target) {
   const Shape& shape = x.shape();
-  const Factors factors(x.value(), target.defined() ? target : x.value(), shape.count_from(1));
+  const Factors factors(loss_of(kFunction).name, x.value(), target.defined() ? target : x.value(), shape.count_from(1));
   Tensor each = x.value();
   if (kFunction != Pointwise::copy) {
     each = empty(shape, DType::f32, x.device());
@@ -429,7 +430,7 @@ Variable checked_loss(const Variable& x, const Tensor& target) {
 
 Variable mse_loss(const Variable& input, const Tensor& target) {
   const Variable x = prediction("mse_loss", input, target);
-  const Factors factors(x.value(), target, x.shape().count_from(1));
+  const Factors factors(MseLossGradient::kName, x.value(), target, x.shape().count_from(1));
   const LossPlace loss(x.value());
   backend(target).mse_loss_forward(x.value(), target, factors.value, loss.whole);
   const auto gradient = [&] {

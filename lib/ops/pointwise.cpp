@@ -140,11 +140,16 @@ Shape broadcast_shape(const char* op, const Shape& a, const Shape& b) {
 }
 
 /// The stamp of the side whose rows a result of this shape has.
-Rows stamp_of(const Shape& shape, const Variable& a, const Variable& b) {
-  for (const Variable* const x : {&a, &b})
-    if (x->defined() && x->value().stamp().stamped() && x->shape().rank() == shape.rank() && x->shape()[0] == shape[0])
-      return x->value().stamp();
-  return {};
+Rows stamp_of(const char* op, const Shape& shape, const Variable& a, const Variable& b) {
+  Rows stamp;
+  for (const Variable* const x : {&a, &b}) {
+    const Rows own = x->defined() ? x->value().stamp() : Rows{};
+    const bool has_rows = own.stamped() && x->shape().rank() == shape.rank() && x->shape()[0] == shape[0];
+    if (!has_rows && !(own.known() && !own.stamped() && x->shape() == shape)) continue;
+    if (stamp.known()) require_same_rows(op, stamp, own);
+    if (!stamp.stamped() && (has_rows || !stamp.known())) stamp = own;
+  }
+  return stamp;
 }
 
 /// Whether f is linear in the sides that ask for gradients. A factor of the batch's own may differ from device to
@@ -171,7 +176,7 @@ Variable binary(const Operand& left_side, const Operand& right_side) {
   const Variable& first = left.defined() ? left : right;
   const bool both = left.defined() && right.defined();
   const Shape shape = both ? broadcast_shape(kOp, left.shape(), right.shape()) : first.shape();
-  const Rows stamp = stamp_of(shape, left, right);
+  const Rows stamp = stamp_of(kOp, shape, left, right);
   const auto fits = [&](const Variable& x) {  // no element of it is repeated, and it has rows where the result has
     return !x.defined() || (x.shape() == shape && (!stamp.stamped() || shape[0] != 1 || x.value().stamp().stamped()));
   };

@@ -1,6 +1,7 @@
 // Shared by the operators: checks of arguments, and putting a result on the tape.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <initializer_list>
 #include <ostream>
@@ -16,14 +17,17 @@
 
 namespace duet::ops {
 
-/// The node of an operator. `Gradient` keeps what backward needs: kName, backward(), perhaps kStartsFromOne, and where
-/// it has SavedTensors, saved(), which ties all of them.
+/// The node of an operator. `Gradient` keeps what backward needs: kName, backward(), perhaps kStartsFromOne or kIsView,
+/// and where it has SavedTensors, saved(), which ties all of them.
 template <class Gradient>
 struct OpNode final : Node {
   explicit OpNode(Gradient kept) : gradient(std::move(kept)) {}
   const char* name() const override { return Gradient::kName; }
   bool starts_from_one() const override {
     return requires { Gradient::kStartsFromOne; };
+  }
+  bool is_view() const override {
+    return requires { Gradient::kIsView; };
   }
   void reached() override {
     if constexpr (requires { gradient.saved(); })
@@ -91,6 +95,12 @@ inline void require_finite_step(const Node& op, const Tensor& result, std::span<
   require_finite(result, op.name(), ": the result");
 }
 
+/// Says so if tensors of a part of a batch, whose results have the rows of one of them, are of other rows of it or of
+/// other parts of batches: rows of different numbers then meet on other numbers of devices.
+void require_same_rows(const char* op, const Rows& a, const Rows& b);
+/// Says so if gradients of a parameter among the inputs would be sums over a part of a batch, but not by its blocks.
+void require_blocks(const char* op, std::span<const Variable* const> inputs);
+
 /// The variable of an operator's result: on the tape behind an OpNode with what keep() returns, if `inputs` ask for
 /// gradients, else a constant. `normaliser`: of a loss. What keep() returns may have a kLinear or `linear`, kSums and
 /// kByPlace: see OperatorKind.
@@ -101,6 +111,7 @@ Variable record(const Tensor& result, std::span<const Variable* const> inputs, K
   for (const Variable* input : inputs) node->add_edge(input->defined() ? input->edge() : Edge{});
   node->set_kinds(kinds_of_result(result, inputs, kind_of(node->gradient, normaliser)));
   if (checks_finite()) require_finite_step(*node, result, inputs);
+  require_blocks(node->name(), inputs);
   return Variable(result, std::move(node));
 }
 
@@ -110,10 +121,20 @@ Variable record(const Tensor& result, std::initializer_list<const Variable*> inp
   return record(result, std::span(inputs.begin(), inputs.size()), std::move(keep), normaliser);
 }
 
+/// The stamp of x for a result that keeps the places of its samples. Behind the first dimension these are known if the
+/// result has as many there, or if those of a tensor that has lost them are in its rows.
+inline Rows stamp_like(const Tensor& x, const Shape& shape) {
+  const Rows& stamp = x.stamp();
+  if (stamp.outer == 0) return stamp;
+  const int d = stamp.dimension(x.shape()), same = std::max(d, 0);
+  if (same >= shape.rank() || shape[same] != x.size(same)) return {};
+  return d < 0 ? stamp : stamp.moved(x.shape(), shape, d);
+}
+
 /// Room for an operator's result, with the stamp of x.
 inline Tensor result_of(const Variable& x, const Shape& shape, Layout layout = Layout::plain) {
   Tensor result = empty(shape, DType::f32, x.device(), layout);
-  result.set_stamp(x.value().stamp());
+  result.set_stamp(stamp_like(x.value(), shape));
   return result;
 }
 

@@ -1,5 +1,7 @@
 // Sums and means over dimensions; other shapes of the same elements, and parts of them.
+#include <algorithm>
 #include <array>
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <initializer_list>
@@ -7,6 +9,7 @@
 #include <string>
 #include <utility>
 
+#include "lib/base/recovery.h"
 #include "lib/ops/ops.h"
 #include "lib/ops/record.h"
 
@@ -47,7 +50,10 @@ Variable sum_over(const Variable& input, std::span<const int> dims, bool keepdim
   if (shape.rank() == 0) shape = summed = {1};
   const bool over_rows = over[0];
   Tensor y = empty(kept, DType::f32, x.device());
-  if (!over_rows) y.set_stamp(x.value().stamp());
+  const int samples = x.value().stamp().dimension(x.shape());
+  const auto before = over.begin() + std::max(samples, 0);
+  const int place = keepdim ? samples : samples - static_cast<int>(std::count(over.begin(), before, true));
+  if (samples >= 0 && !*before) y.set_stamp(x.value().stamp().moved(x.shape(), kept, place));
   backend(y).sum(x.value().reshape(shape), over_rows, y.reshape(summed));
   const std::int64_t terms = summed.count() == 0 ? 1 : shape.count() / summed.count();
   const float factor = kMean ? 1 / static_cast<float>(terms) : 1;
@@ -58,7 +64,7 @@ Variable sum_over(const Variable& input, std::span<const int> dims, bool keepdim
 template <bool kFlatten>
 struct ReshapeGradient {
   static constexpr const char* kName = kFlatten ? "flatten" : "reshape";
-  static constexpr bool kLinear = true;
+  static constexpr bool kLinear = true, kIsView = true;
   void backward(const Gradients& g) const { g.inputs[0] = g.outputs[0].reshape(shape); }
   Shape shape;
 };
@@ -72,7 +78,7 @@ Variable reshaped(const Variable& x, const Shape& shape) {
 template <bool kPart>
 struct ViewGradient {
   static constexpr const char* kName = kPart ? "slice" : "transpose";
-  static constexpr bool kLinear = true;
+  static constexpr bool kLinear = true, kIsView = true;
   void backward(const Gradients& g) const {
     const Tensor& dy = g.outputs[0];
     const Tensor& dx = g.place(0, own, dy.device());
@@ -93,6 +99,32 @@ Variable record_view(const Tensor& y, const Variable& x, Strided view) {
 }
 
 }  // namespace
+
+void require_same_rows(const char* op, const Rows& a, const Rows& b) {
+  if (!a.known() || !b.known() || (a.first == b.first && a.global == b.global && a.outer == b.outer)) return;
+  static std::atomic<bool> said{false};
+  report_dependence(said, [&] {
+    return duet::concat(op, ": one argument has rows from ", a.first, " on of the ", a.global,
+                        " of a batch, another one from ", b.first, " on of ", b.global, ", expected the same rows");
+  });
+}
+
+void require_blocks(const char* op, std::span<const Variable* const> inputs) {
+  static std::atomic<bool> said{false};
+  const auto cuts_blocks = [](const Variable* x) {
+    if (!x->defined() || !x->value().stamp().known() || x->value().stamp().keeps_blocks()) return false;
+    const Rows& stamp = x->value().stamp();
+    return x->device().kind == DeviceKind::cpu && stamp.samples_in(x->shape()) * stamp.per_sample != stamp.global;
+  };
+  const auto part = std::ranges::find_if(inputs, cuts_blocks);
+  if (part == inputs.end()) return;
+  for (const Variable* const x : inputs)
+    if (auto* const leaf = x->defined() ? dynamic_cast<Leaf*>(x->edge().node.get()) : nullptr; leaf && leaf->listener())
+      report_dependence(said, [&] {
+        return duet::concat(op, ": the gradient of ", leaf->name(), " is a sum over an input ", (*part)->shape(),
+                            " whose dimension 0 does not hold the batch's samples in whole blocks");
+      });
+}
 
 Variable sum(const Variable& x, std::span<const int> dims, bool keepdim) { return sum_over<false>(x, dims, keepdim); }
 Variable mean(const Variable& x, std::span<const int> dims, bool keepdim) { return sum_over<true>(x, dims, keepdim); }
@@ -131,7 +163,8 @@ Variable transpose(const Variable& input, int first, int second) {
   Strided view = broadcast(x.value(), x.shape());
   std::swap(view.strides[static_cast<std::size_t>(a)], view.strides[static_cast<std::size_t>(b)]);
   Tensor y = empty(shape, DType::f32, x.device());
-  if (a > 0 && b > 0) y.set_stamp(x.value().stamp());
+  const int samples = x.value().stamp().dimension(x.shape());
+  y.set_stamp(x.value().stamp().moved(x.shape(), shape, samples == a ? b : samples == b ? a : samples));
   backend(y).pointwise(Pointwise::copy, shape, {view, {}, {}}, broadcast(y, shape));
   return record_view<false>(y, x, view);
 }

@@ -76,7 +76,7 @@ TEST_CASE("views outside a tensor are refused") {
   CHECK_THROWS_AS(from_values<float>({2, 2}, {1, 2, 3}), ShapeError);
 }
 
-TEST_CASE("stamps follow rows and copies, and are lost with the rows") {
+TEST_CASE("stamps follow rows, copies and views, and are lost with the rows") {
   Tensor batch = counted({4, 3});
   CHECK(batch.stamp_or_self() == Rows{0, 0, 4});
   batch.set_stamp({7, 64, 128});
@@ -85,7 +85,9 @@ TEST_CASE("stamps follow rows and copies, and are lost with the rows") {
   CHECK(batch.clone().stamp() == Rows{7, 64, 128});
   CHECK(batch.to({DeviceKind::cpu, 2}).stamp() == Rows{7, 64, 128});
   CHECK(batch.reshape({4, 3, 1}).stamp() == Rows{7, 64, 128});
-  CHECK_FALSE(batch.reshape({12}).stamp().stamped());
+  CHECK(batch.reshape({12}).stamp().per_sample == 3);
+  CHECK_FALSE(batch.reshape({1, 12}).stamp().stamped());
+  CHECK_FALSE(batch.rows(0, 1).slice(0, {}).stamp().known());
 }
 
 TEST_CASE("devices of the CPU share memory under their own names") {
