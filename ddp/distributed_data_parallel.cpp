@@ -1,6 +1,7 @@
 #include "ddp/distributed_data_parallel.h"
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cstddef>
 #include <map>
@@ -88,6 +89,11 @@ class ModuleHooks final : public GradientSynchroniser, private Recoverable {
     require<UsageError>(stamp.shards == 1 || stamp.shards == group().size(), "the batch is one of ", stamp.shards,
                         " shards, but the group has ", group().size(),
                         " ranks: give the sampler the group's world size");
+    const bool by_hand = stamp.delivery == 0 || Recovery::instance().ranks_change();
+    if (by_hand && stamp.shards > 1 && !stamp.owned && stamp.blocks % stamp.shards != 0 && on_cpu())
+      report_dependence(said_shares_, [&] {
+        return concat("the ", stamp.shards, " ranks have shares of the batch that are not whole blocks (Rows::owned)");
+      });
     return {next_forward(), x != nullptr && x->shape().rank() > 0 ? x->shape()[0] : 1, stamp};
   }
 
@@ -102,16 +108,16 @@ class ModuleHooks final : public GradientSynchroniser, private Recoverable {
   /// Null: gradients of this rank's forwards are one sum, as under no_sync().
   std::shared_ptr<nn::GradientParts> parts() const { return synchronises() ? parts_ : nullptr; }
 
-  /// What runs the module on such a batch: the module, or where this rank has several subtrees replicas of it, one for
-  /// each. Inputs that are not rows of the batch, and modules that would mix up rows, are not cut.
-  template <class T>
-  const nn::Module& runner_for(const T& input) {
-    if (parts() == nullptr || parts_->subtrees.size() == 1 || !may_be_cut_) return module_;
-    bool rows = true;
-    const std::int64_t count = nn::first_tensor(input)->shape()[0];
-    nn::for_each_tensor(nn::Value(input),
-                        [&](const Variable& x) { rows = rows && x.shape().rank() > 0 && x.shape()[0] == count; });
-    if (!rows || count == 0) return module_;
+  /// What runs the module on a batch: the module, or where this rank `owns` several subtrees replicas of it, one for
+  /// each. Inputs whose tensors are not known to be rows of the batch or none of it, and modules that would mix up
+  /// rows, are not cut.
+  const nn::Module& runner_for(const nn::Value& input, bool owns) {
+    const Variable* const batch = nn::first_tensor(input);
+    const bool may_own = batch != nullptr && batch->value().stamp().stamped() &&
+                         Recovery::instance().may_cut_tree(batch->value().stamp().blocks);
+    if ((!owns && !may_own) || !may_be_cut_ || batch->shape()[0] == 0) return module_;
+    if (!dp::fits_batch(input, "the module runs on all of a rank's rows at once", said_inputs_)) return module_;
+    if (!owns || parts() == nullptr || parts_->subtrees.size() == 1) return module_;
     if (pieces_ == nullptr)
       pieces_ = std::make_unique<dp::DataParallel>(
           module_, dp::DataParallelOptions{.devices = {store_.device()}, .traced = false});
@@ -292,8 +298,13 @@ class ModuleHooks final : public GradientSynchroniser, private Recoverable {
     if (synchronises()) GradientSynchroniser::backward_begins();
     if (parts_ != nullptr) make_parts();
     weights()->backward_begins(store_.zero_grad_count());
-    if (group().size() == 1) return;
     const unsigned normalisers = store_.hooks().normalisers();
+    require<UsageError>(
+        !Recovery::instance().ranks_change() || !on_cpu() || (normalisers & (kOwnRows | kPartOfBatch)) == 0,
+        "the loss was divided by this rank's own rows, expected one that is divided by the rows of the "
+        "global batch (ops::batch_mean(), of tensors with the loader's stamp): the elastic job may go "
+        "on with fewer ranks, but the bits of weighted means depend on their number");
+    if (group().size() == 1) return;
     const bool global = (normalisers & kGlobalRows) != 0, part = (normalisers & kPartOfBatch) != 0;
     const unsigned others = normalisers & (global ? ~unsigned{kGlobalRows} : part ? unsigned{kOwnRows} : 0u);
     require<UsageError>(others == 0,
@@ -424,6 +435,10 @@ class ModuleHooks final : public GradientSynchroniser, private Recoverable {
     require<UsageError>(!recovery.on() || ++backwards_ == 1 || recovery.undoes() || recovery.is_void(),
                         "a second synchronised backward for one step of the optimizer: an elastic job redoes steps of "
                         "one, or of several with DistributedDataParallelOptions::undo");
+    // All ranks have the same uses, of which one says so.
+    const nn::Slot* const shared = store_.shared_slot();
+    const bool refuses = Recovery::instance().ranks_change() && store_.added_uses();
+    if (refuses || (shared != nullptr && group().rank() == 0 && group().size() > 1)) store_.report_uses(shared);
     sum_gradients();
     // Else rank 0 alone would have the running statistics of a complete step, until the next forward.
     if (recovery.on() && options_.broadcast_buffers) broadcast_buffers(module_.context(), 0);
@@ -461,9 +476,8 @@ class ModuleHooks final : public GradientSynchroniser, private Recoverable {
   }
 
   /// Whether some rank owns several subtrees of so many blocks, and the group adds these up.
-  bool cuts_tree(int blocks) const {
-    return blocks % group().size() != 0 && store_.device().kind == DeviceKind::cpu && group().takes_parts();
-  }
+  bool cuts_tree(int blocks) const { return blocks % group().size() != 0 && on_cpu() && group().takes_parts(); }
+  bool on_cpu() const { return store_.device().kind == DeviceKind::cpu; }
   bool all_slots() const { return range_.slots == store_.slot_count(); }
   /// The number in the reducer of a slot, and the other way round: see slots_of().
   int mirrored(int slot) const { return range_.first_slot + end_slot() - 1 - slot; }
@@ -489,6 +503,7 @@ class ModuleHooks final : public GradientSynchroniser, private Recoverable {
   bool has_shared_ = false;                   // whether parts were made in memory that ranks share, where there is such
   const bool may_be_cut_;
   std::unique_ptr<dp::DataParallel> pieces_;
+  std::atomic<bool> said_shares_{false}, said_inputs_{false};
   // In an elastic job:
   std::int64_t batch_ = -1;                     // of the last forward in training mode
   int backwards_ = 0;                           // synchronised ones since then
@@ -517,6 +532,16 @@ DistributedDataParallel::DistributedDataParallel(nn::Module& module, ProcessGrou
       !Recovery::instance().ranks_change() || module.all_modules(whole_statistics),
       "an elastic job goes on with fewer ranks, but batch norm has the statistics of rank 0's rows: use "
       "SyncBatchNorm, or no minimum of ranks");
+  const bool refuses = Recovery::instance().ranks_change() && store.device().kind == DeviceKind::cpu;
+  require<UsageError>(!refuses || options.rule == GradientRule::rows,
+                      "an elastic job goes on with fewer ranks, but GradientRule::torch divides by their number: use "
+                      "GradientRule::rows, or no minimum of ranks");
+  const auto is_no_wrapper = [](const nn::Module& one) {
+    return dynamic_cast<const dp::DataParallel*>(&one) == nullptr;
+  };
+  require<UsageError>(!refuses || !Recovery::instance().may_cut_tree(kMostBlocks) || module.all_modules(is_no_wrapper),
+                      "an elastic job goes on with numbers of ranks that do not divide that of the blocks, but then a "
+                      "DataParallel within DistributedDataParallel has other bits: use one device for each rank");
   require<UsageError>(
       !Recovery::instance().ranks_change() || module.sums_by_blocks(),
       "an elastic job goes on with fewer ranks, but LibTorch's sums depend on how many rows a rank has: "
@@ -563,7 +588,7 @@ T DistributedDataParallel::run(nn::Context& context, const T& input) const {
   const ScopedValue<BatchSums*> sums(context.batch_sums, &hooks_->sums());
   const bool owns = grad_enabled() && hooks_->owns_subtrees(nn::first_tensor(input));
   const ScopedValue<std::shared_ptr<nn::GradientParts>> parts(context.gradient_parts, owns ? hooks_->parts() : nullptr);
-  const nn::Module& runner = owns ? hooks_->runner_for(input) : module_;
+  const nn::Module& runner = grad_enabled() ? hooks_->runner_for(input, owns) : module_;
   const auto forward = [&] {
     T output = runner.forward(context, input);
     return grad_enabled() ? output_of_batch(output, hooks_->weights(), batch) : output;

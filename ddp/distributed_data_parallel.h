@@ -21,11 +21,12 @@ class ModuleHooks;
 /// `rows`: the gradient of the mean over all ranks' rows. Where the loss of a batch that the loader has stamped divided
 /// by the rows of the global batch (lib/ops/losses.h), gradients are added up, on CPU with the bits of one device for
 /// any number of ranks up to the number of the batch's blocks (lib/blocks.h). All other losses count as means over the
-/// rank's own rows, which are dimension 0 of the first tensor of forward's input: the ranks exchange how many those are
-/// when backward begins, and gradients are weighted by them (ddp/rank_weights.h). A sum of both kinds throws
-/// UsageError, and so does a function of such a mean that is not linear. A term of the loss that is computed from
-/// parameters alone, such as a penalty, counts once: backward adds its gradient to the sum over the ranks. Ranks with
-/// batches of their own draw the same dropout masks, as each counts its rows from 0.
+/// rank's own rows, which are dimension 0 of the first tensor of forward's input that has a stamp, or without one of
+/// the first: the ranks exchange how many those are when backward begins, and gradients are weighted by them
+/// (ddp/rank_weights.h). A sum of both kinds throws UsageError, and so does a function of such a mean that is not
+/// linear. A term of the loss that is computed from parameters alone, such as a penalty, counts once: backward adds its
+/// gradient to the sum over the ranks. Ranks with batches of their own draw the same dropout masks, as each counts its
+/// rows from 0.
 ///
 /// `torch`: gradients are multiplied by 1 / world size before they are added up, as PyTorch does, however many rows
 /// each rank has. UsageError for a loss that was divided by the rows of the global batch.
@@ -64,11 +65,13 @@ struct DistributedDataParallelOptions {
 /// forward passes straight through. In backward, each gradient that is complete enters the Reducer, which sends full
 /// buckets while the rest of backward runs; backward returns when all ranks hold the same gradients. A rank that owns
 /// several subtrees of the blocks runs the module on each of them, one after the other, and its gradients are complete
-/// with the last; a loss in the module must then be one that is divided by the rows of the global batch.
-/// Over NCCL a step may be recorded (lib/backend/step_graph.h) and replayed, by all ranks alike: forward and backward
-/// throw UsageError where the host has a part in it, as where ranks exchange their rows. What a comm_hook does on the
-/// host, it then does once.
-/// The module and the group must outlive this. Used by one thread at a time.
+/// with the last; a loss in the module must then be one that is divided by the rows of the global batch, and backward
+/// throws UsageError if it comes to such a run by a Variable that forward has kept elsewhere. Prints a warning the
+/// first time that a parameter has several uses in one backward. In an elastic job that may go on with fewer ranks
+/// that, and what else would make results depend on their number (docs/equal_bits.md), throws UsageError. Over NCCL a
+/// step may be recorded (lib/backend/step_graph.h) and replayed, by all ranks alike: forward and backward throw
+/// UsageError where the host has a part in it, as where ranks exchange their rows. What a comm_hook does on the host,
+/// it then does once. The module and the group must outlive this. Used by one thread at a time.
 class DistributedDataParallel : public nn::Module {
  public:
   /// Checks that all ranks have the same parameters and copies rank 0's values and buffers to all, and the seed of its

@@ -68,6 +68,7 @@ nn::Value DataParallel::forward(nn::Context& context, const nn::Value& input) co
   const bool stampable = x != nullptr && options_.dim == 0 && !blocked && x->shape().rank() > 0;
   // Cut along another dimension, every piece has all rows, and a part of what its stamp says.
   const bool cut_across = x != nullptr && options_.dim != 0 && options_.devices.size() > 1;
+  if (blocked && options_.devices.size() > 1 && !options_.loss) fits_batch(input, "DataParallel cuts it", said_);
   const nn::Value whole = stampable    ? stamped(input, {.step = context.step, .first = 0, .global = x->shape()[0]})
                           : cut_across ? stamped(input, {})
                                        : input;

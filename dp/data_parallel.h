@@ -1,6 +1,7 @@
 // DataParallel: one process, one thread per device, one model.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -40,7 +41,10 @@ struct DataParallelOptions {
 /// blocks (lib/blocks.h), and with few rows some pieces are empty; others are cut as PyTorch's chunk does, and few rows
 /// use fewer replicas. A device that owns several subtrees of the blocks runs the module on each, which must then
 /// compute row by row: results have the rows of the input, or are a loss divided by the rows of the global batch. With
-/// one device that has one piece the module is called directly.
+/// one device that has one piece the module is called directly. Beside a stamped batch, tensors without a stamp go
+/// whole to each device unless they have as many rows. Prints a warning the first time that such ones are cut, and that
+/// a parameter has several uses in one forward. backward throws UsageError if it comes to a replica by a Variable that
+/// forward has kept elsewhere.
 ///
 /// The module must outlive this. Used by one thread at a time; that thread is the first device's.
 class DataParallel : public nn::Module {
@@ -70,6 +74,7 @@ class DataParallel : public nn::Module {
   bool owns_blocks_;                    // devices are CPUs, and the module's sums those of blocks
   std::shared_ptr<Replicas> replicas_;  // one on each device
   mutable std::vector<std::shared_ptr<Replicas>> pieces_;  // by cut in which some device has several
+  mutable std::atomic<bool> said_{false};
 };
 
 }  // namespace duet::dp

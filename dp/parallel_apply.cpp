@@ -11,6 +11,7 @@
 #include "lib/autograd/node.h"
 #include "lib/backend/backend.h"
 #include "lib/base/fault_point.h"
+#include "lib/base/lasting.h"
 #include "lib/base/trace.h"
 #include "lib/error.h"
 #include "lib/monotonic.h"
@@ -100,6 +101,7 @@ struct ParallelApplyNode final : Node {
       }
       if (roots.empty()) return;
       const TraceSpan span(traced_name(*replicas, "backward", i), replicas->device(i));
+      const ScopedValue<bool> runs(replicas->context(i).store->runs(), true);
       run_backward(roots);
       took_part[at] = 1;
     });
@@ -114,8 +116,8 @@ struct ParallelApplyNode final : Node {
             static_cast<char>(took_part[static_cast<std::size_t>(i)] && replicas->context(i).store->has_gradient(s));
     fill_gaps(filled);
     const nn::FlatParameters& store = *replicas->context(0).store;
-    bool adds_uses = false;
-    for (int i = 0; i < replicas->size(); ++i) adds_uses |= replicas->context(i).store->added_uses();
+    const nn::Slot* shared = nullptr;
+    for (int i = 0; i < replicas->size() && shared == nullptr; ++i) shared = replicas->context(i).store->shared_slot();
     const Tensor destination = whole_place(g, store, filled);
     PooledVector<Tensor> sums = further_parts(destination.defined(), filled);
     const auto room = [&] { return empty(store.gradients().shape(), DType::f32, store.device()); };
@@ -130,9 +132,10 @@ struct ParallelApplyNode final : Node {
     for (int s = 0; s < slots; ++s) {
       const std::size_t edge = inputs.size() + static_cast<std::size_t>(s);
       const nn::Slot& slot = store.slots()[static_cast<std::size_t>(s)];
-      if (adds_uses) static_cast<Leaf&>(*g.edges[edge].node).adds_up();
+      if (shared != nullptr && shared->offset == slot.offset) static_cast<Leaf&>(*g.edges[edge].node).adds_up();
       g.inputs[edge] = filled[static_cast<std::size_t>(s)] ? sum.slice(slot.offset, slot.shape) : Tensor();
     }
+    if (shared != nullptr && replicas->places().traced && replicas->devices().size() > 1) model->report_uses(shared);
   }
 
   /// A slot that one replica used and another did not is zero in the other.
@@ -185,6 +188,7 @@ struct ParallelApplyNode final : Node {
   }
 
   std::shared_ptr<Replicas> replicas;
+  nn::FlatParameters* model = nullptr;              // which outlives every backward that reaches its slots
   const SumOrder* order = nullptr;                  // of the forward
   std::shared_ptr<nn::GradientParts> parts;         // of the model; null: it has one
   std::size_t first_slot = 0;                       // of the module, in the model
@@ -219,6 +223,7 @@ PooledVector<nn::Value> parallel_apply(const std::shared_ptr<Replicas>& replicas
     const NoGrad guard(!record);
     const TraceSpan span(traced_name(*replicas, "forward", i), replicas->device(i));
     fault_point("replica", replicas->device_number(i));
+    const ScopedValue<bool> runs(replicas->context(i).store->runs(), true);
     outputs[at] = replicas->forward(i, own_inputs[at]);
   });
   if (!record) return outputs;
@@ -239,6 +244,7 @@ PooledVector<nn::Value> parallel_apply(const std::shared_ptr<Replicas>& replicas
   for (int s = 0; s < range.slots; ++s) node->add_edge(model.parameter(range.first_slot + s).edge());
   node->kinds = std::move(kinds);
   node->replicas = replicas;
+  node->model = model.store;
   node->others = model.batch_sums;
   node->first_slot = static_cast<std::size_t>(range.first_slot - model.first_slot);
   node->model_gradients = model.store->gradients_of(range.first_slot - model.first_slot, range.slots);

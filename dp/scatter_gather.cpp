@@ -10,6 +10,7 @@
 
 #include "lib/autograd/grad_mode.h"
 #include "lib/backend/backend.h"
+#include "lib/base/recovery.h"
 #include "lib/error.h"
 #include "lib/ops/losses.h"
 #include "lib/ops/ops.h"
@@ -17,12 +18,15 @@
 namespace duet::dp {
 namespace {
 
+Tensor on_device(const Tensor& x, Device device) {
+  const bool shared = x.device().kind == device.kind && backend(x).shares_memory();
+  return shared ? x.alias(device) : x.to(device);
+}
+
 /// Elements [begin, begin + size) of dimension `dim` as a tensor on `device`.
 Tensor piece_of(const Tensor& x, int dim, std::int64_t begin, std::int64_t size, Device device) {
   if (dim == 0) {
-    const Tensor rows = x.rows(begin, begin + size);
-    const bool shared = x.device().kind == device.kind && backend(x).shares_memory();
-    return shared ? rows.alias(device) : rows.to(device);
+    return on_device(x.rows(begin, begin + size), device);
   }
   Tensor piece = empty(x.shape().with(dim, size), x.dtype(), x.device());
   piece.set_stamp(x.stamp());
@@ -63,7 +67,7 @@ Tensor joined(std::span<const Tensor> pieces, Device device, int dim) {
     place_piece(piece, whole, dim, begin);
     begin += piece.size(dim);
   }
-  if (dim == 0) whole.set_stamp(pieces[0].stamp());
+  if (dim == 0 && pieces[0].stamp().stamped()) whole.set_stamp(pieces[0].stamp());
   return whole;
 }
 
@@ -97,13 +101,6 @@ struct GatherNode final : Node {
   PooledVector<Device> devices;
   int dim = 0;
   bool scalars = false;
-};
-
-/// The first tensor found in a value, with its path in the value for messages.
-struct FirstTensor {
-  std::string path;
-  std::int64_t size = -1;
-  Rows stamp{};
 };
 
 /// One of equal parts of a global batch.
@@ -162,20 +159,10 @@ Cut owners_cut(int first, int k, int owners, const Rows& stamp) {
   return cut;
 }
 
-/// Checks that all tensors have one size of `dim`.
-void find_size(const nn::Value& value, int dim, const std::string& path, FirstTensor& found) {
-  if (value.is_variable()) {
-    const Shape& shape = value.variable().shape();
-    require<ShapeError>(shape.rank() > dim, "scatter: ", path, " has shape ", shape, ", which has no dimension ", dim);
-    if (found.size < 0) found = {path, shape[dim], value.variable().value().stamp()};
-    require<ShapeError>(shape[dim] == found.size, "scatter: ", path, " has ", shape[dim], " rows, but ", found.path,
-                        " has ", found.size);
-  } else if (value.is_list()) {
-    for (std::size_t i = 0; i < value.list().size(); ++i)
-      find_size(value.list()[i], dim, path + "[" + std::to_string(i) + "]", found);
-  } else if (value.is_dict()) {
-    for (const auto& [key, item] : value.dict()) find_size(item, dim, path + "." + key, found);
-  }
+/// Whether each device gets all of a tensor beside a batch of `size` stamped rows: it does not belong to the batch.
+bool goes_whole(const Variable& x, const Rows& batch, std::int64_t size) {
+  return batch.stamped() && !x.value().stamp().known() && !x.requires_grad() &&
+         (x.shape().rank() == 0 || x.shape()[0] != size);
 }
 
 }  // namespace
@@ -255,7 +242,8 @@ Variable gather(std::span<const Variable> pieces, Device device, int dim, const 
                       "blocks, which is no loss divided by the rows of the global batch: give numbers by row, use a "
                       "number of devices that divides that of the blocks, or batches without a stamp");
   for (std::size_t i = 0; !scalars && !from.cut.subtrees.empty() && i < pieces.size(); ++i)
-    require<UsageError>(pieces[i].shape().rank() > dim && pieces[i].shape()[dim] == from.cut.sizes[i],
+    require<UsageError>(pieces[i].shape().rank() > dim && pieces[i].shape()[dim] * from.stamp.per_sample ==
+                                                              from.cut.sizes[i] * pieces[i].value().stamp().per_sample,
                         "the module gives ", pieces[i].shape(), " for ", from.cut.sizes[i],
                         " rows of a device that owns several subtrees of the batch's blocks, and so runs it on each: "
                         "expected as many rows; use a number of devices that divides that of the blocks, or batches "
@@ -281,11 +269,40 @@ Variable gather(std::span<const Variable> pieces, Device device, int dim, const 
   return Variable(whole, std::move(node));
 }
 
+bool fits_batch(const nn::Value& value, const char* effect, std::atomic<bool>& said) {
+  const Variable* const batch = nn::first_tensor(value);
+  bool fits = true;
+  nn::for_each_named_tensor(value, "input", [&](const Variable& x, const std::string& path) {
+    const Rows& stamp = x.value().stamp();
+    const bool has_rows = x.shape().rank() > 0 && x.shape()[0] == batch->shape()[0];
+    if (has_rows ? stamp.keeps_blocks() : !stamp.known() && !x.requires_grad()) return;
+    fits = false;
+    report_dependence(said, [&] {
+      const char* const but = has_rows ? " has as many rows as the batch here, but not its stamp (set_stamp()): "
+                                       : " has a stamp or a gradient, but not as many rows as the batch here: ";
+      return concat(path, " ", x.shape(), but, effect);
+    });
+  });
+  return fits;
+}
+
 Cut cut_of(const nn::Value& value, int devices, int dim, Split split) {
-  FirstTensor found;
-  find_size(value, dim, "input", found);
-  if (found.size < 0) return even_cut(0, devices);
-  return cut_rows(found.size, devices, split, found.stamp);
+  const Variable* const batch = nn::first_tensor(value);
+  if (batch == nullptr) return even_cut(0, devices);
+  Rows stamp = batch->value().stamp();
+  std::int64_t size = -1;
+  std::string place;
+  for (const bool finds : {true, false})  // the batch before the others
+    nn::for_each_named_tensor(value, "input", [&](const Variable& x, const std::string& path) {
+      if (finds ? &x != batch : dim == 0 && goes_whole(x, stamp, size)) return;
+      require<ShapeError>(x.shape().rank() > dim, "scatter: ", path, " has shape ", x.shape(),
+                          ", which has no dimension ", dim);
+      if (finds) size = x.shape()[dim], place = path;
+      require<ShapeError>(x.shape()[dim] == size, "scatter: ", path, " has ", x.shape()[dim], " rows, but ", place,
+                          " has ", size);
+    });
+  stamp.owned |= stamp.shards == 1 && stamp.delivery == 0;  // made by hand: no sampler has cut this batch
+  return cut_rows(size, devices, split, stamp);
 }
 
 PooledVector<nn::Value> scatter(const nn::Value& value, std::span<const Device> devices, int dim, Split split) {
@@ -296,7 +313,14 @@ PooledVector<nn::Value> scatter(const nn::Value& value, std::span<const Device> 
   PooledVector<Device> places;
   for (const int device : cut.devices) places.push_back(devices[static_cast<std::size_t>(device)]);
   PooledVector<PooledVector<Variable>> pieces;
-  nn::for_each_tensor(value, [&](const Variable& x) { pieces.push_back(scatter(x, places, cut.sizes, dim)); });
+  const Variable* const batch = nn::first_tensor(value);
+  const std::int64_t size = std::accumulate(cut.sizes.begin(), cut.sizes.end(), std::int64_t{0});
+  nn::for_each_tensor(value, [&](const Variable& x) {
+    const bool whole = dim == 0 && goes_whole(x, batch->value().stamp(), size);
+    pieces.push_back(whole ? PooledVector<Variable>() : scatter(x, places, cut.sizes, dim));
+    for (std::size_t i = 0; whole && i < places.size(); ++i)
+      pieces.back().emplace_back(on_device(x.value(), places[i]));
+  });
   if (pieces.empty()) return PooledVector<nn::Value>(places.size(), value);
   PooledVector<nn::Value> values;
   for (std::size_t i = 0; i < places.size(); ++i) {

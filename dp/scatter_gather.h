@@ -2,6 +2,7 @@
 // the result are joined again.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <span>
 
@@ -40,17 +41,23 @@ Cut cut_rows(std::int64_t n, int k, Split split, const Rows& stamp = {});
 PooledVector<Variable> scatter(const Variable& x, std::span<const Device> devices, std::span<const std::int64_t> sizes,
                                int dim = 0);
 
-/// Scatters every tensor of a value; lists and dictionaries are walked, anything else goes to each device as it is.
-/// The number of pieces is that of the tensors. Throws ShapeError that names the tensors when their sizes of `dim`
-/// disagree. A value without tensors gives one piece per device.
+/// Scatters every tensor of a value; lists and dictionaries are walked, anything else goes to each device as it is. So
+/// does, beside a batch with a stamp, a tensor without one that has other rows. The number of pieces is that of the
+/// tensors. Throws ShapeError that names the tensors when their sizes of `dim` disagree. A value without tensors gives
+/// one piece per device.
 PooledVector<nn::Value> scatter(const nn::Value& value, std::span<const Device> devices, int dim = 0,
                                 Split split = Split::chunk);
 /// Likewise for a cut of the value.
 PooledVector<nn::Value> scatter(const nn::Value& value, std::span<const Device> devices, const Cut& cut, int dim = 0);
 /// n rows for k devices, as many each as possible.
 Cut even_cut(std::int64_t n, int k);
-/// Cuts the rows of a value, or of another dimension. Throws as scatter().
+/// Cuts the rows of a value, or of another dimension. Throws as scatter(). A stamp that was made by hand counts as
+/// owned unless it is of a rank's shard.
 Cut cut_of(const nn::Value& value, int devices, int dim = 0, Split split = Split::chunk);
+
+/// Whether each tensor of a value has the stamp and the rows of its batch, or neither. Says which one has not, and with
+/// what effect: see report_dependence().
+bool fits_batch(const nn::Value& value, const char* effect, std::atomic<bool>& said);
 
 /// Where pieces come from, for gather(): the cut, and the stamp of what was cut.
 struct CutBatch {

@@ -254,6 +254,13 @@ class Engine {
         require_finite(inputs[i], "the gradient that the backward of ", node.name(), " gives ", receiver->name());
   }
 
+  /// The leaf that a node is, or of which it is a view; null: neither.
+  static Leaf* leaf_of(Node& node) {
+    Node* at = &node;
+    while (at->is_view() && at->edges()[0].node != nullptr) at = at->edges()[0].node.get();
+    return dynamic_cast<Leaf*>(at);
+  }
+
   void deliver(const Node& from, const Edge& edge, Tensor gradient) {
     if (edge.node == nullptr) return;
     Node& target = *edge.node;
@@ -263,8 +270,9 @@ class Engine {
     }
     if (gradient.defined()) {
       Tensor& sum = target.arrived_[static_cast<std::size_t>(edge.output)];
-      auto* const leaf = sum.defined() || sets_aside_ || is_last_ ? dynamic_cast<Leaf*>(&target) : nullptr;
-      if (sum.defined() && leaf != nullptr) leaf->adds_up();
+      Leaf* const shared = sum.defined() && !is_last_ ? leaf_of(target) : nullptr;
+      if (shared != nullptr) shared->adds_up();
+      auto* const leaf = sets_aside_ || is_last_ ? dynamic_cast<Leaf*>(&target) : nullptr;
       if (sets_aside_) target.consumer_ = from.sequence();
       if (leaf != nullptr && from.sequence() < target.consumer_) {
         add_last(*leaf, std::move(gradient));

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "lib/backend/backend.h"
+#include "lib/base/recovery.h"
 #include "lib/error.h"
 
 namespace duet::nn {
@@ -28,8 +29,14 @@ class FlatParameters::SlotLeaf final : public Leaf {
     require<UsageError>(!hooks_.expired(), "the model of ", name_,
                         " was destroyed before this backward, which adds to ",
                         "its gradients: keep the model as long as its losses");
+    require<UsageError>(!all_.residence_.of_replica() || all_.runs_, "backward reaches ", name_,
+                        " of a replica past the output of its wrapper, which runs the module once for each part of the "
+                        "batch: what forward keeps in a member is of one part only; return it with the output");
   }
-  void adds_up() override { all_.added_uses_ = true; }
+  void adds_up() override {
+    all_.added_uses_ = true;
+    if (all_.shared_slot_ < 0) all_.shared_slot_ = slot_;
+  }
   Tensor place() const override { return all_.has_gradient(slot_) ? Tensor() : gradient_; }
   BackwardListener* listener() override { return all_.hooks_.get(); }
 
@@ -40,7 +47,7 @@ class FlatParameters::SlotLeaf final : public Leaf {
                         " have moved since the forward of this backward");
     if (!arrived.same_memory(gradient_)) all_.residence_.gradients_written();
     if (all_.has_gradient(slot_)) {
-      adds_up();
+      all_.added_uses_ = true;
       backend(arrived).add(gradient_, arrived, gradient_);
     } else if (!arrived.same_memory(gradient_)) {
       copy(arrived.reshape(gradient_.shape()), gradient_);
@@ -214,6 +221,15 @@ Tensor FlatParameters::value(int slot) {
   return std::as_const(*this).value(slot);
 }
 Tensor FlatParameters::gradient(int slot) { return view(gradients(), slot); }
+
+void FlatParameters::report_uses(const Slot* shared) {
+  if (device().kind != DeviceKind::cpu) return;
+  report_dependence(said_uses_, [&] {
+    return concat(shared != nullptr ? shared->name : "a parameter",
+                  " has several uses in a step (a layer that is called twice, tied weights, losses that are added or "
+                  "accumulated), and each device adds up their gradients before these are summed by blocks");
+  });
+}
 
 void FlatParameters::zero_grad() {
   std::ranges::fill(filled_, 0);

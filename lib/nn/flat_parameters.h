@@ -12,6 +12,7 @@
 // replica's copy counts as written when the model's value was, and not when it gets the same value again.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -125,6 +126,15 @@ class FlatParameters final {
   /// Whether this device has ever added up gradients of several uses of a parameter, in one backward or in several
   /// since zero_grad(). Then bits depend on the number of devices: see docs/equal_bits.md.
   bool added_uses() const { return added_uses_; }
+  /// The first slot of which one backward has added up several uses; null: there is none.
+  const Slot* shared_slot() const {
+    return shared_slot_ < 0 ? nullptr : &slots_[static_cast<std::size_t>(shared_slot_)];
+  }
+  /// Says that each device adds up several uses of `shared`, or of some parameter, once: see report_dependence(). Not
+  /// on GPUs, whose bits depend on their number as it is.
+  void report_uses(const Slot* shared);
+  /// Of a replica: whether its wrapper runs it now. No other backward may reach its parameters.
+  bool& runs() { return runs_; }
   /// Marks a slot filled whose gradient was written by other means.
   void set_filled(int slot) { filled_[static_cast<std::size_t>(slot)] |= kFilled; }
   /// Marks a slot as holding the sum over all ranks, until zero_grad().
@@ -177,7 +187,9 @@ class FlatParameters final {
   std::shared_ptr<GradientHooks> hooks_;
   std::uint64_t model_id_ = 0;
   std::uint64_t generation_ = 0;  // how often variables_ were made
-  bool added_uses_ = false;
+  bool added_uses_ = false, runs_ = false;
+  int shared_slot_ = -1;
+  std::atomic<bool> said_uses_{false};
 };
 
 }  // namespace duet::nn

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <any>
+#include <cstddef>
 #include <memory>
 #include <string>
 #include <utility>
@@ -72,11 +73,25 @@ void for_each_tensor(const Value& value, Visit&& visit) {
     for (const auto& [key, item] : value.dict()) for_each_tensor(item, visit);
 }
 
-/// The first tensor of a value, or null.
+/// Calls visit(variable, path) likewise, with the place of each tensor in the value: "input[1]" for `path` "input".
+template <class Visit>
+void for_each_named_tensor(const Value& value, const std::string& path, Visit&& visit) {
+  if (value.is_variable()) visit(value.variable(), path);
+  if (value.is_list())
+    for (std::size_t i = 0; i < value.list().size(); ++i)
+      for_each_named_tensor(value.list()[i], path + "[" + std::to_string(i) + "]", visit);
+  if (value.is_dict())
+    for (const auto& [key, item] : value.dict()) for_each_named_tensor(item, path + "." + key, visit);
+}
+
+/// The first tensor of a value that has the stamp of a batch, or without one the first, or null.
 inline const Variable* first_tensor(const Value& value) {
-  const Variable* first = nullptr;
-  for_each_tensor(value, [&](const Variable& variable) { first = first ? first : &variable; });
-  return first;
+  const Variable *first = nullptr, *stamped = nullptr;
+  for_each_tensor(value, [&](const Variable& variable) {
+    if (first == nullptr) first = &variable;
+    if (stamped == nullptr && variable.defined() && variable.value().stamp().stamped()) stamped = &variable;
+  });
+  return stamped != nullptr ? stamped : first;
 }
 inline const Variable* first_tensor(const Variable& variable) { return &variable; }
 

@@ -1,5 +1,6 @@
 // A model knows when gradients of several uses of a parameter were added up on one device: bits then depend on the
 // number of devices.
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <string>
@@ -13,10 +14,12 @@
 #include "lib/ops/ops.h"
 #include "tests/support/batch.h"
 #include "tests/support/catch2.h"
+#include "tests/support/said.h"
 
 using namespace duet;
 using namespace duet::nn;
 using duet_test::make_batch;
+using duet_test::Said;
 
 namespace {
 
@@ -59,16 +62,44 @@ TEST_CASE("a layer that is called twice, losses that are added, and backward run
   CHECK(added.parameters().added_uses());
 }
 
-TEST_CASE("several uses in a replica of DataParallel are several uses in the model") {
-  for (const bool repeated : {false, true}) {
-    Repeated model(repeated);
-    dp::DataParallel net(model, {.devices = first_devices(DeviceKind::cpu, 2)});
-    loss_of(net, make_batch(8, 1)).backward();
-    CHECK(model.parameters().added_uses() == repeated);
-  }
+TEST_CASE("several uses in replicas or ranks are several uses in the model, of which a warning names one, once") {
+  for (const bool in_ranks : {false, true})
+    for (const bool repeated : {false, true}) {
+      const auto train = [&](Repeated& model, Module& net, std::int64_t begin, std::int64_t end) {
+        for (int step = 0; step < 2; ++step) {
+          model.zero_grad();
+          loss_of(net, make_batch(8, step).rows(begin, end)).backward();
+        }
+        return model.parameters().added_uses() == repeated;
+      };
+      const Said said;
+      std::array<bool, 2> right{true, true};
+      Repeated model(repeated);
+      dp::DataParallel net(model, {.devices = first_devices(DeviceKind::cpu, 2)});
+      if (!in_ranks) right[0] = train(model, net, 0, 8);
+      if (in_ranks)
+        ddp::run_rank_threads(2, [&](ddp::ProcessGroup& group) {
+          Repeated own(repeated);
+          ddp::DistributedDataParallel ranks(own, group);
+          const int rank = group.rank();
+          right[static_cast<std::size_t>(rank)] = train(own, ranks, 4 * rank, 4 * rank + 4);
+        });
+      CHECK(right == std::array{true, true});
+      CHECK(said.lines() == repeated);
+      CHECK(said.text().starts_with("warning: square.") == repeated);
+    }
 }
 
-TEST_CASE("gradients that accumulate under no_sync() are several uses") {
+TEST_CASE("views of a parameter that meet the batch several times are several uses of it") {
+  Linear layer(4, 4);
+  layer.initialise(std::uint64_t{1});
+  const Variable turned = ops::transpose(layer.context().parameter(0), 0, 1);
+  ops::batch_mean(ops::matmul(ops::matmul(zeros({2, 4}), turned), turned)).backward();
+  CHECK(layer.parameters().shared_slot() == layer.parameters().slots().data());
+}
+
+TEST_CASE("gradients that accumulate under no_sync() are several uses, of which no warning speaks") {
+  const Said said;
   std::vector<int> before(2), after(2);
   ddp::run_rank_threads(2, [&](ddp::ProcessGroup& group) {
     Repeated model(false);
@@ -87,4 +118,5 @@ TEST_CASE("gradients that accumulate under no_sync() are several uses") {
   });
   CHECK(before == std::vector<int>{0, 0});
   CHECK(after == std::vector<int>{1, 1});
+  CHECK(said.text().empty());
 }
