@@ -8,6 +8,8 @@
 //   elastic_program crossing|leftover|two_steps|two_forwards|whole_batches|breaks|breaks_last|within|shared|
 //                   outside|no_step|two_loops|phases|ends_within
 //                              loops that an elastic job refuses
+//   elastic_program shared_use|own_rows|torch_rule|averages|nested|beside|samples_second
+//                              that one refuses which may go on with fewer ranks
 //   elastic_program kills      step 5 kills rank 1, whichever process has its number
 //   elastic_program absent     a process that replaces a lost one does not join the others
 //   elastic_program fails      step 12 fails on rank 0 while the others wait for it
@@ -35,6 +37,8 @@
 #include "ddp/init.h"
 #include "ddp/launch/launch.h"
 #include "ddp/store/store.h"
+#include "ddp/tutorial.h"
+#include "dp/data_parallel.h"
 #include "lib/autograd/grad_mode.h"
 #include "lib/autograd/variable.h"
 #include "lib/base/environment.h"
@@ -45,11 +49,13 @@
 #include "lib/data/mnist/drawn_digits.h"
 #include "lib/elastic.h"
 #include "lib/error.h"
+#include "lib/nn/layers.h"
 #include "lib/nn/module.h"
 #include "lib/nn/network_options.h"
 #include "lib/nn/resnet.h"
 #include "lib/nn/simple_cnn.h"
 #include "lib/ops/losses.h"
+#include "lib/ops/ops.h"
 #include "lib/optim/adam.h"
 #include "lib/optim/clip_grad_norm.h"
 #include "lib/optim/lr_scheduler.h"
@@ -72,7 +78,30 @@ Device own_device() {
   return {DeviceKind::cuda, std::stoi(environment_variable(kElasticProcessVariable).value_or("0"))};
 }
 
+/// Its bits, or those of a loop with it, depend on the number of ranks.
+struct Dependent final : nn::Module {
+  explicit Dependent(std::string the_name) : name(std::move(the_name)) {
+    register_module("first", first);
+    register_module("square", square);
+    initialise(std::uint64_t{1});
+  }
+  Variable forward(nn::Context& context, const Variable& x) const override {
+    Variable y = ops::relu(first.forward(context, ops::flatten(x)));
+    if (name == "samples_second") y = ops::transpose(ops::reshape(y, {-1, 1, 10}), 0, 1);
+    if (name == "shared_use") y = square.forward(context, y);
+    return square.forward(context, y);
+  }
+  nn::Value forward(nn::Context& context, const nn::Value& input) const override {
+    return forward(context, input.is_list() ? input.list()[1].variable() : input.variable());
+  }
+  const std::string name;
+  nn::Linear first{784, 10}, square{10, 10};
+};
+constexpr std::array kDependent = {"shared_use", "own_rows", "torch_rule",    "averages",
+                                   "nested",     "beside",   "samples_second"};
+
 std::unique_ptr<nn::Module> make_network(const std::string& name) {
+  if (std::ranges::find(kDependent, name) != kDependent.end()) return std::make_unique<Dependent>(name);
   if (name != "plain" && name != "undone" && name != "synchronised") return std::make_unique<nn::SimpleCNN>(1);
   auto model = std::make_unique<nn::ResNet>(
       nn::ResNet::Block::basic, std::array<int, 4>{1, 1, 1, 1},
@@ -176,7 +205,10 @@ void train(const std::string& name) {
   const auto model = make_network(name);
   model->to(device);
   const auto group = ddp::init_process_group({.backend = environment_variable("BACKEND").value_or("auto")});
-  ddp::DistributedDataParallel net(*model, *group, {.undo = name == "undone"});
+  dp::DataParallel inner(*model, {.devices = {device}});
+  ddp::DistributedDataParallel net(
+      name == "nested" ? inner : *model, *group,
+      {.rule = name == "torch_rule" ? ddp::GradientRule::torch : ddp::GradientRule::rows, .undo = name == "undone"});
   optim::AdamW opt(*model, {.lr = 0.01f});
   std::optional<optim::StepLR> schedule(std::in_place, opt, 1, 0.5);  // by epoch
   std::optional<data::Loader> loader(
@@ -214,9 +246,11 @@ void train(const std::string& name) {
           group->store()->get(concat("waits/", rank));
         require<UsageError>(group->rank() != 0, "step 12 fails on rank 0");
       }
-      const Variable output = net(samples);
+      if (name == "averages") ddp::average_gradients(*model, *group);
+      const Tensor beside = zeros({samples.size(0), 2});
+      const Variable output = name == "beside" ? net(nn::Value(nn::List{beside, samples})).variable() : net(samples);
       if (name == "kills" && samples.stamp().step == 5 && group->rank() == 1) ::raise(SIGKILL);
-      ops::cross_entropy(output, labels).backward();
+      (name == "own_rows" ? ops::mean(output) : ops::cross_entropy(output, labels)).backward();
       if (accumulates) continue;
       if (name == "two_forwards") ops::cross_entropy(net(samples), labels).backward();
       if (name == "two_steps") opt.step();

@@ -61,6 +61,14 @@ REFUSED = {"crossing": "gradients of a pass over the loader are accumulated in t
            "two_loops": "redo() of an elastic job is for loops without a loader that ranks share",
            "phases": "SGD is made in or after a step or unit of an elastic job, expected before the first one",
            "ends_within": "a schedule has ended within a step or unit of an elastic job"}
+REFUSED_WITH_FEWER = {"shared_use": "square.weight has several uses in a step",
+                      "own_rows": "the loss was divided by this rank's own rows",
+                      "torch_rule": "GradientRule::torch divides by their number",
+                      "averages": "average_gradients divides by the number of ranks, but the elastic job may go on with fewer",
+                      "nested": "a DataParallel within DistributedDataParallel has other bits",
+                      "beside": ", 2] has as many rows as the batch here, but not its stamp",
+                      "samples_second": "linear: the gradient of square.weight is a sum over an input [1, ",
+                      "accumulated": "no_sync()", "plain": "batch norm has the statistics of rank 0's rows"}
 REFUSED_OF_LIBTORCH = {"unkept": " has changed in a step, but is of no optimizer that an elastic job keeps",
                        "lbfgs": "the state 'optimizer' is of an optimizer whose state is not known",
                        "before": "a batch goes forward before is_done()"}
@@ -360,11 +368,11 @@ class Strikes:
             self.failures += 1
             print(f"{loop}: {wrong or 'no error'}, expected: {text}\n{errors[-2000:]}", flush=True)
 
-    def refuse(self, loops):
+    def refuse(self, loops, ranks=2, least=0):
         for loop, text in loops.items():
             # The others are in the step by then, so that it is void.
             late = {"DUET_DELAY": "all_reduce:1:20000"} if loop in STRUCK else {}
-            job = Job(command(self.options, loop, 2), DUET_FAULT=STRUCK.get(loop, ""), **late)
+            job = Job(command(self.options, loop, ranks, least=least), DUET_FAULT=STRUCK.get(loop, ""), **late)
             self.require_refused(loop, text, job)
 
     def refuse_launcher(self):
@@ -500,6 +508,7 @@ def run(options, folder):
         strikes.run_over_tcp()
         if not options.fewer:
             strikes.refuse(REFUSED)
+            strikes.refuse(REFUSED_WITH_FEWER, 3, 1)
             strikes.refuse_launcher()
             strikes.run_ended()
     print(note())
