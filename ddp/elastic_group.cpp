@@ -97,15 +97,16 @@ ElasticGroup::~ElasticGroup() {
   if (!is_dropped()) try {
       recovery.require_no_redo();
       while (!member_.finish(generation_)) recover();
-    } catch (const UsageError& error) {
+    } catch (const std::exception& error) {
       leave_error(error);
-    } catch (const std::exception&) {  // the launcher sees a rank that ended before the others, or names the cause
+      leave_generation();
     }
   recovery.reset_group();
 }
 
 void ElasticGroup::connect() {
   const std::uint32_t generation = generation_;
+  member_.begin_calls();
   inner_ = connect_(generation, rank(), size(),
                     [this, generation] { require<CommError>(!member_.is_behind(generation), "a rank was lost"); });
 }
@@ -115,15 +116,20 @@ void ElasticGroup::leave_generation() {
   inner_ = nullptr;
 }
 
+ProcessGroup& ElasticGroup::called(Collective op) {
+  if (op != Collective::send && op != Collective::recv) member_.count_call();
+  return *inner_;
+}
+
 std::shared_ptr<Storage> ElasticGroup::shared_storage(std::size_t bytes) {
   if (joins_) return nullptr;
   if (!Recovery::instance().in_step()) {
     require_common();
-    return inner_->shared_storage(bytes);
+    return called().shared_storage(bytes);
   }
   if (Recovery::instance().is_void()) return nullptr;
   try {
-    return inner_->shared_storage(bytes);
+    return called().shared_storage(bytes);
   } catch (const CommError&) {
     void_if_lost();
     return nullptr;
@@ -139,7 +145,7 @@ Work ElasticGroup::start(const Call& call) {
     return {};
   }
   require_common();
-  Work work = start_in(*inner_, call);
+  Work work = start_in(called(call.op), call);
   if (recovery.commits() > 0 || recovery.in_state()) return work;
   work.wait();
   require_newest();
@@ -154,7 +160,7 @@ Work ElasticGroup::start_in_step(const Call& call) {
   }
   auto state = works_.take();
   try {
-    state->begin(name(call.op), [this, work = start_in(*inner_, call)](Clock::time_point deadline) mutable {
+    state->begin(name(call.op), [this, work = start_in(called(call.op), call)](Clock::time_point deadline) mutable {
       try {
         deadline == Clock::time_point::max() ? work.wait() : work.wait(milliseconds_until(deadline));
         require_newest();

@@ -51,6 +51,8 @@ class ElasticGroup final : public ProcessGroup {
   void exchange_state(const RecoveryPlan& plan);
   void void_if_lost();
   void leave_generation();
+  /// Returns the group of this generation for a call of this rank, and counts calls of all ranks.
+  ProcessGroup& called(Collective op = Collective::barrier);
   void require_common() const;
   void require_newest() const;
 

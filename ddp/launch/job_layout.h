@@ -20,9 +20,11 @@ struct alignas(64) RankLine {
   std::atomic<std::int64_t> committed;
   std::atomic<std::uint32_t> arrived, resumed, finished;  // in which generation, plus 1; 0: none
   std::atomic<std::uint32_t> joined, applies;
+  std::atomic<std::uint64_t> calls;  // collectives that the rank has called in its generation; on this host only
 
   void clear(std::int64_t commits = 0) {
     committed.store(commits);
+    calls.store(0);
     for (std::atomic<std::uint32_t>* const number : {&arrived, &resumed, &finished, &joined, &applies})
       number->store(0);
   }

@@ -326,7 +326,15 @@ std::optional<RecoveryPlan> JobMember::await_plan(std::uint32_t generation) {
   }
 }
 
+void JobMember::begin_calls() { memory_.of(rank_).calls.store(0); }
+
+void JobMember::count_call() {
+  std::atomic<std::uint64_t>& calls = memory_.of(rank_).calls;  // which no other process writes
+  calls.store(calls.load(std::memory_order_relaxed) + 1, std::memory_order_release);
+}
+
 bool JobMember::finish(std::uint32_t generation) {
+  const RankLine& own = memory_.of(rank_);
   memory_.of(rank_).finished.store(generation + 1);
   memory_.change();
   for (;;) {
@@ -334,6 +342,11 @@ bool JobMember::finish(std::uint32_t generation) {
     memory_.end_if_finished(generation, members_);
     if (memory_.ended()) return true;
     if (is_behind(generation)) return false;
+    for (const int other : members_)
+      require<UsageError>(memory_.of(other).calls.load() <= own.calls.load(), "its training ended after step ",
+                          own.committed.load() / Recovery::kCommitsPerStep, ", but rank ", other,
+                          " continues: all ranks must end at the same step, so keep what decides on the end, such as a "
+                          "counter or the best score, with elastic::state()");
     futex_wait(memory_.changes, changes, kMissedWake);
   }
 }

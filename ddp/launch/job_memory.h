@@ -162,7 +162,11 @@ class JobMember {
   int rank() const { return rank_; }
   /// Waits for the plan of that generation, which the last rank to arrive makes; empty: there is a newer generation.
   std::optional<RecoveryPlan> await_plan(std::uint32_t generation);
-  /// Waits until all ranks have ended their training in this generation. False: there is a newer one.
+  /// This rank calls a collective of all in its generation, which begins without one.
+  void count_call();
+  void begin_calls();
+  /// Waits until all ranks have ended their training in this generation. False: there is a newer one. Throws UsageError
+  /// where a rank of this host calls a collective that this one has not called: it would wait for ever.
   bool finish(std::uint32_t generation);
   /// Waits for a newer generation, at most so long.
   bool await_loss(std::uint32_t generation, Clock::duration limit);

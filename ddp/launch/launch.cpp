@@ -174,11 +174,11 @@ class Job {
     return std::any_of(ranks_.begin(), ranks_.end(), [](const JobRank& rank) { return !rank.process.ended(); });
   }
 
-  /// Whether an ended process left no error that explains its end.
+  /// Whether an ended process left no error that explains its end. One that has left the others with exit code 0 is no
+  /// loss: its program would do so again.
   bool is_lost(const JobRank& rank) const {
     if (rank.failed || !rank.process.ended() || losses_->is_superfluous(rank.rank)) return false;
-    if (rank.process.signal() == 0 && rank.process.exit_code() == 0)
-      return losses_->trains(rank.rank) && !read_error_file(rank.error_file.path);
+    if (rank.process.exit_code() == 0) return false;
     const auto error = read_error_file(rank.error_file.path);
     return !error || (error->by_signal && rank.process.signal() != 0);  // else it has ended in order
   }
@@ -201,7 +201,7 @@ class Job {
       const std::string cause = message_of(*rank);
       const JobLosses::Loss loss = losses_->lose(rank->rank, cause, phase_of(*rank));
       if (loss == JobLosses::Loss::begins) return start_all_again(cause);
-      if (loss == JobLosses::Loss::ends_job) {  // also by a rank that has ended with exit code 0
+      if (loss == JobLosses::Loss::ends_job) {
         rank->failed = true;
         terminate_at_ = rank->when = rank->seen = Clock::now();
         return;
@@ -352,10 +352,9 @@ class Job {
     }
   }
 
-  /// A rank of an elastic job may have found only in the end that it must not end there.
+  /// A rank of an elastic job may not end before all have ended their training.
   bool ended_in_order(const JobRank& rank) const {
-    return rank.process.exit_code() == 0 &&
-           !(losses_ && losses_->trains(rank.rank) && read_error_file(rank.error_file.path));
+    return rank.process.exit_code() == 0 && !(losses_ && losses_->trains(rank.rank));
   }
 
   void look_for_failures() {
@@ -371,6 +370,8 @@ class Job {
         text = printable(text);
         if (error->monotonic_ns > 0) rank.when = Clock::time_point(std::chrono::nanoseconds(error->monotonic_ns));
         if (error->by_signal && sigterm_at_ && rank.when >= *sigterm_at_) text.clear();  // the launcher's own
+      } else if (rank.process.exit_code() == 0 && !sigterm_at_) {
+        rank.error.message = losses_->left_early(rank.rank);
       }
       if (sigterm_at_ || interrupted_ != 0) continue;
       // On several hosts the arbiter says what happened, once a host that is gone has said nothing for so long.

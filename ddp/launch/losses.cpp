@@ -137,6 +137,11 @@ std::optional<JobLosses::Absence> JobLosses::overdue(Milliseconds limit) const {
                                          std::chrono::duration<double>(limit).count(), " s after the last loss")};
 }
 
+std::string JobLosses::left_early(int rank) const {
+  return concat("it left the training after step ", std::max<std::int64_t>(job_->steps(rank), 0),
+                ", but a rank ends by destroying its process group, at the same step as all others");
+}
+
 JobLosses::Loss JobLosses::end(const std::string& reason) {
   reason_ = "; " + reason;
   return Loss::ends_job;

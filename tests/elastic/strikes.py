@@ -60,7 +60,9 @@ REFUSED = {"crossing": "gradients of a pass over the loader are accumulated in t
            "no_step": "redo() before the step of an optimizer",
            "two_loops": "redo() of an elastic job is for loops without a loader that ranks share",
            "phases": "SGD is made in or after a step or unit of an elastic job, expected before the first one",
-           "ends_within": "a schedule has ended within a step or unit of an elastic job"}
+           "ends_within": "a schedule has ended within a step or unit of an elastic job",
+           "stops": "rank 1 ended with exit code 0: its training ended after step 5, but rank 0 continues",
+           "exits": "rank 1 ended with exit code 0: it left the training after step 5"}
 REFUSED_WITH_FEWER = {"shared_use": "square.weight has several uses in a step",
                       "own_rows": "the loss was divided by this rank's own rows",
                       "torch_rule": "GradientRule::torch divides by their number",

@@ -167,6 +167,14 @@ TEST_CASE("a job ends for all ranks or for none") {
   CHECK_THAT(job.losses.reason(), ContainsSubstring("all ranks had ended their training"));
 }
 
+TEST_CASE("a rank cannot end its training before a collective that another rank calls") {
+  Job job({5, 5, 5});
+  for (JobMember& member : job.members) member.count_call();
+  job.members[2].count_call();
+  CHECK_THROWS_WITH(job.members[0].finish(0),
+                    ContainsSubstring("its training ended after step 5, but rank 2 continues"));
+}
+
 TEST_CASE("a job that has ended without a step does not begin again") {
   Job job({0, 0, 0});
   std::thread first([&] { job.members[0].finish(0); }), second([&] { job.members[1].finish(0); });
