@@ -19,6 +19,7 @@
 #include "lib/backend/backend.h"
 #include "lib/base/lasting.h"
 #include "lib/base/recovery.h"
+#include "lib/base/sha256.h"
 #include "lib/error.h"
 #include "lib/monotonic.h"
 #include "lib/nn/layers.h"
@@ -194,7 +195,9 @@ class ModuleHooks final : public GradientSynchroniser, private Recoverable {
     saved_buffers_ = {};
     saved_context_.reset();
     backwards_ = 0;
+    compared_ = compares_;
   }
+  bool is_written() const override { return true; }
   void restore() override {
     backwards_ = 0;
     if (saved_context_) module_.context() = *std::exchange(saved_context_, {});
@@ -394,8 +397,19 @@ class ModuleHooks final : public GradientSynchroniser, private Recoverable {
     return true;
   }
 
+  /// What ranks compare in the first sum of this backward.
+  BatchMark mark() {
+    BatchMark mark = weights()->mark();
+    const Recovery& recovery = Recovery::instance();
+    if (!recovery.on() || store_.device().kind != DeviceKind::cpu || compared_ == recovery.pass()) return mark;
+    compares_ = recovery.pass();
+    const Tensor values = std::as_const(store_).values_of(range_.first_slot, range_.slots);
+    mark.values = mixed_bytes(std::as_bytes(values.span<float>()));
+    return mark;
+  }
+
   double scale_of_gradients(unsigned normalisers) {
-    if (!joining()) group().set_batch(weights()->mark());
+    if (!joining()) group().set_batch(mark());
     if (options_.rule == GradientRule::torch) return 1.0 / group().size();
     if (normalisers == kGlobalRows && !joining()) return 1;
     require<UsageError>(!reducer().recorded(),
@@ -508,6 +522,7 @@ class ModuleHooks final : public GradientSynchroniser, private Recoverable {
   std::int64_t batch_ = -1;                     // of the last forward in training mode
   int backwards_ = 0;                           // synchronised ones since then
   bool regroups_ = false;                       // the ranks have a new process group
+  std::int64_t compared_ = -1, compares_ = -1;  // the last pass in which parameters were; and in this step
   Tensor saved_buffers_{};                      // as before this step
   std::optional<nn::Context> saved_context_{};  // likewise: what dropout draws next
   Lasting::Hold joins_rows_;                    // null: by no rows, or of no other rank

@@ -130,8 +130,8 @@ std::shared_ptr<Storage> ElasticGroup::shared_storage(std::size_t bytes) {
   if (Recovery::instance().is_void()) return nullptr;
   try {
     return called().shared_storage(bytes);
-  } catch (const CommError&) {
-    void_if_lost();
+  } catch (const CommError& error) {
+    void_if_lost(error);
     return nullptr;
   }
 }
@@ -164,23 +164,27 @@ Work ElasticGroup::start_in_step(const Call& call) {
       try {
         deadline == Clock::time_point::max() ? work.wait() : work.wait(milliseconds_until(deadline));
         require_newest();
-      } catch (const CommError&) {
-        void_if_lost();
+      } catch (const CommError& error) {
+        void_if_lost(error);
       }
       return true;
     });
-  } catch (const CommError&) {
-    void_if_lost();
+  } catch (const CommError& error) {
+    void_if_lost(error);
     return {};
   }
   return Work(std::move(state));
 }
 
-/// Called where a collective has failed: rethrows unless a rank was lost, and in a unit.
-void ElasticGroup::void_if_lost() {
+/// Called where a collective has failed: rethrows unless a rank was lost, and in a unit. An error by which ranks
+/// disagree is no loss, whatever the program does with it.
+void ElasticGroup::void_if_lost(const CommError& error) {
   Recovery& recovery = Recovery::instance();
   if (!recovery.is_void()) {
-    if (!member_.await_loss(generation_, kLossPatience)) throw;
+    if (!member_.await_loss(generation_, kLossPatience)) {
+      leave_error(error);
+      throw;
+    }
     recovery.set_void();
   }
   if (recovery.in_unit()) throw;

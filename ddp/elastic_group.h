@@ -49,7 +49,7 @@ class ElasticGroup final : public ProcessGroup {
   bool recover_once();
   Work start_in_step(const Call& call);
   void exchange_state(const RecoveryPlan& plan);
-  void void_if_lost();
+  void void_if_lost(const CommError& error);
   void leave_generation();
   /// Returns the group of this generation for a call of this rank, and counts calls of all ranks.
   ProcessGroup& called(Collective op = Collective::barrier);

@@ -23,9 +23,9 @@ namespace duet::elastic {
 /// Runs what ranks do together between two steps of a training, such as an evaluation of which each has a part, or a
 /// checkpoint that all wait for. In an elastic job it is done as a whole: where a rank is lost within it, its
 /// collectives throw CommError, which this catches, and `body` runs again on all ranks that have not completed it; so
-/// it must leave what it has read as it was until its last collective has ended, save values of state(), which are put
-/// back. All ranks call it in the same order, with a collective of all in it. Elsewhere it only calls `body`. Throws
-/// UsageError within a step, and what `body` throws.
+/// it must leave what it has read as it was until its last collective has ended, save parameters, buffers, optimizers,
+/// schedules and values of state(), which are put back. All ranks call it in the same order, with a collective of all
+/// in it. Elsewhere it only calls `body`. Throws UsageError within a step, and what `body` throws.
 void unit(const std::function<void()>& body);
 
 /// While it or a copy of it lives, a value of the program's own is part of the training. Null outside of elastic jobs.

@@ -1,6 +1,7 @@
 #include "ddp/group/call_header.h"
 
 #include <algorithm>
+#include <array>
 #include <cstddef>
 #include <cstdio>
 #include <cstring>
@@ -30,6 +31,22 @@ bool same_call(const CallHeader& one, const CallHeader& other) {
 constexpr const char* kSamplers =
     ": give each rank's sampler the number of ranks, its own rank, and the data, seed and batch size of all others";
 
+/// A number of a BatchMark that all ranks have alike where they know it, that is where it is not 0.
+struct Common {
+  std::uint64_t BatchMark::*number;
+  const char *name, *advice;
+};
+constexpr std::array<Common, 1> kCommon = {{
+    {&BatchMark::values, ", parameters ",
+     ": a program has written parameters on some ranks only, or from values that a process which replaces a lost rank "
+     "lacks; write them on all ranks, in an elastic job in elastic::unit() and from values of elastic::state()"},
+}};
+
+bool differ(const CallHeader& one, const CallHeader& other, const Common& common) {
+  const std::uint64_t own = one.batch.*common.number, others = other.batch.*common.number;
+  return own != 0 && others != 0 && own != others;
+}
+
 }  // namespace
 
 CallHeader header_of(const Call& call, std::uint64_t sequence) {
@@ -49,13 +66,16 @@ CallHeader header_of(const Call& call, std::uint64_t sequence) {
 
 bool Agreement::same(const CallHeader& one, const CallHeader& other) {
   const std::uint64_t whole = one.batch.whole, others = other.batch.whole;
-  return same_call(one, other) && (whole == 0 || others == 0 || whole == others);
+  return same_call(one, other) && (whole == 0 || others == 0 || whole == others) &&
+         std::ranges::none_of(kCommon, [&](const Common& common) { return differ(one, other, common); });
 }
 
 void Agreement::add(const CallHeader& header) {
   if (!std::exchange(any_, true)) first_ = header;
   same_ = same_ && same(header, first_);
-  if (first_.batch.whole == 0) first_.batch = header.batch;
+  if (first_.batch.whole == 0) first_.batch.whole = header.batch.whole;
+  for (const auto& [number, name, advice] : kCommon)
+    if (first_.batch.*number == 0) first_.batch.*number = header.batch.*number;
   cover_ += header.batch.cover;
 }
 
@@ -110,6 +130,16 @@ std::string disagreement(std::span<const RankHeader> ranks) {
   }
   const bool only_rows = std::all_of(ranks.begin(), ranks.end(),
                                      [&](const RankHeader& one) { return same_call(one.header, ranks[0].header); });
+  for (const Common& common : kCommon) {
+    const auto of_others = [&](const RankHeader& one) {
+      return std::ranges::any_of(ranks,
+                                 [&](const RankHeader& other) { return differ(one.header, other.header, common); });
+    };
+    if (!only_rows || std::ranges::none_of(ranks, of_others)) continue;
+    for (const RankHeader& one : ranks)
+      text += concat("; rank ", one.rank, common.name, one.header.batch.*common.number);
+    return text + common.advice;
+  }
   return only_rows ? text + kSamplers : text;
 }
 

@@ -166,6 +166,8 @@ struct BatchMark {
   std::int64_t step = 0, first = 0, end = 0, global = 0;
   std::uint64_t order = 0;  // hash of the order of samples, from its stamp
   std::int64_t blocks = kBlocks;
+  // All ranks have these alike; 0: unknown.
+  std::uint64_t values = 0;  // hash of the parameters, in the first step of a pass of an elastic job
 
   bool operator==(const BatchMark&) const = default;
 };

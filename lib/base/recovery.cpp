@@ -232,14 +232,20 @@ void Recovery::begin_attempt() {
   void_ = recovered_ = completed_ = redo_due_ = is_updated_ = false;
   for (Recoverable* const object : objects_) object->begin_step();
   is_outside_ = false;
-  copy_states();
+  copy_states(Copies::of_step);
 }
 
-/// `of_watched`: of no others.
-void Recovery::copy_states(bool of_watched) {
-  for (Recoverable* const object : objects_)
-    if (of_watched ? object->is_watched() : undoes_ || object->is_copied())
+/// Copies what a step or unit that begins may change, or what programs may write until it begins, or what must stay as
+/// it is outside of steps.
+void Recovery::copy_states(Copies copies) {
+  for (Recoverable* const object : objects_) {
+    const bool is_written = object->is_written() && (copies == Copies::of_rank || (in_unit_ && !goes_on_itself_));
+    const bool is_copied = undoes_ || object->is_copied() || is_written;
+    if (copies == Copies::outside ? object->is_watched() : is_copied)
       object->copied_ = written_state(*object, std::move(object->copied_));
+    else if (copies == Copies::of_step)
+      object->copied_ = std::vector<std::byte>();  // whose memory may be as large as the model
+  }
 }
 
 /// What has ended may be void here, where another rank has completed it.
@@ -247,7 +253,7 @@ void Recovery::leave_steps() {
   if (void_) restore();
   if (is_outside_ || commits_ == 0) return;
   is_outside_ = true;
-  copy_states(true);
+  copy_states(Copies::outside);
 }
 
 void Recovery::complete_step() {
@@ -312,8 +318,8 @@ void Recovery::run_unit(FunctionRef<void()> body) {
 
 /// Runs the body of a unit once; false where a rank was lost in it.
 bool Recovery::attempt(FunctionRef<void()> body) {
-  begin_attempt();
   const ScopedValue<bool> in_unit(in_unit_, true);
+  begin_attempt();
   try {
     body();
   } catch (const std::exception&) {
@@ -335,9 +341,9 @@ void Recovery::stream(StateStream& state) {
 }
 
 /// What the object was when the last step or unit was complete: its copy, where what has begun since may have changed
-/// it.
+/// it, or writes that a void rank runs through.
 void Recovery::write(Recoverable& object, StateStream& state) const {
-  const bool is_changed = in_step() ? !object.copied_.empty() : is_outside_ && object.is_watched();
+  const bool is_changed = in_step() || void_ ? !object.copied_.empty() : is_outside_ && object.is_watched();
   is_changed ? state.bytes(object.copied_) : object.stream(state);
 }
 
@@ -351,7 +357,7 @@ void Recovery::take_state(std::span<const std::byte> bytes) {
   StateStream state(bytes);
   stream(state);
   require<CommError>(state.at_end(), "the state of another rank goes on behind this one's", kOtherObjects);
-  copy_states();
+  copy_states(Copies::of_rank);
 }
 
 void Recovery::restore() {

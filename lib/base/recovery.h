@@ -88,6 +88,9 @@ class Recoverable {
   virtual bool is_copied() const { return false; }
   /// Whether it must stay as it is between steps: then it is copied where they end, too.
   virtual bool is_watched() const { return false; }
+  /// Whether programs may write it between steps, as parameters: then a rank that takes it from another one keeps a
+  /// copy until its next step or unit begins, since it runs through writes that are in the state already.
+  virtual bool is_written() const { return false; }
   /// The last such copy.
   const std::vector<std::byte>& copied() const { return copied_; }
 
@@ -203,6 +206,8 @@ class Recovery {
   /// Counts steps, and units between two of them: what ranks agree on.
   std::int64_t commits() const { return commits_; }
   std::int64_t steps() const { return commits_ / kCommitsPerStep; }
+  /// Counts passes over the loader that ranks share, or units where there is none: a program writes values between two.
+  std::int64_t pass() const { return has_loader_ ? passes_ : own_units_; }
   /// How many commits a step counts; a unit counts 1.
   static constexpr std::int64_t kCommitsPerStep = 1 << 20;
 
@@ -231,7 +236,8 @@ class Recovery {
   void begin_attempt();
   void begin_own_batch();
   void require_own_batches(const char* what) const;
-  void copy_states(bool of_watched = false);
+  enum class Copies { of_step, of_rank, outside };
+  void copy_states(Copies copies);
   void leave_steps();
   bool attempt(FunctionRef<void()> body);
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <cstring>
 
 #include "lib/base/text.h"
 
@@ -104,6 +105,19 @@ Sha256::Digest hmac_sha256(std::span<const std::byte> key, std::span<const std::
   };
   const Sha256::Digest inner = keyed(std::byte{0x36}, bytes);
   return keyed(std::byte{0x5c}, std::as_bytes(std::span(inner)));
+}
+
+std::uint64_t mixed_bytes(std::span<const std::byte> bytes) {
+  std::array<std::uint64_t, 8> sums{}, orders{};  // sums, and sums of those, in lanes that are added at once
+  for (; bytes.size() >= sizeof sums; bytes = bytes.subspan(sizeof sums)) {
+    std::array<std::uint64_t, 8> words;
+    std::memcpy(words.data(), bytes.data(), sizeof words);
+    for (std::size_t i = 0; i < sums.size(); ++i) orders[i] += sums[i] += words[i];
+  }
+  std::uint64_t hash = 0;
+  for (std::size_t i = 0; i < sums.size(); ++i) hash = mixed(mixed(hash, sums[i]), orders[i]);
+  for (const std::byte byte : bytes) hash = mixed(hash, static_cast<std::uint64_t>(byte));
+  return hash;
 }
 
 }  // namespace duet

@@ -41,5 +41,7 @@ inline std::uint64_t mixed(std::uint64_t hash, std::uint64_t number) {
   const std::uint64_t product = (hash ^ (number + 1)) * 0x9e3779b97f4a7c15u;  // Fibonacci hashing
   return product ^ product >> 32;
 }
+/// Likewise of bytes in memory, at about its speed.
+std::uint64_t mixed_bytes(std::span<const std::byte> bytes);
 
 }  // namespace duet

@@ -56,6 +56,7 @@ class Optimizer : private Recoverable {
   void begin_step() override { lr_at_begin_ = lr_; }
   void restore() override { lr_ = lr_at_begin_; }
   void stream(StateStream& state) override;
+  bool is_written() const override { return true; }
   bool in_step() const;
   void update_run(const nn::UpdateRun& run) const;
   void divide(const nn::UpdateRun& run, std::int64_t step) const;

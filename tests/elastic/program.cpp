@@ -1,13 +1,14 @@
 // A training of an elastic job, for the tests: prints a hash of parameters, buffers and the optimizer's state.
 //
-//   elastic_program cnn|plain|synchronised|accumulated|unstamped|undone|ended|leaves|leaves_directly
-//                              undone: two updates for each batch; ended: a unit behind the loader's and schedule's
-//                              end, and a state of several pieces; leaves: passes that end at their fifth batch, before
-//                              a unit, or without one
+//   elastic_program cnn|plain|synchronised|accumulated|unstamped|undone|ended|leaves|leaves_directly|written
+//                              written: writes parameters and optimizer between two passes; undone: two updates for
+//                              each batch; ended: a unit behind the loader's and schedule's end, and a state of several
+//                              pieces; leaves: passes that end at their fifth batch, before a unit, or without one
 //   elastic_program own_batches|own_repeated       of a loop of its own; a new process goes through those that are done
 //   elastic_program crossing|leftover|two_steps|two_forwards|whole_batches|breaks|breaks_last|within|shared|
-//                   outside|no_step|two_loops|phases|ends_within|stops|exits
-//                              loops that an elastic job refuses; stops, exits: rank 1 leaves in step 6
+//                   outside|no_step|two_loops|phases|ends_within|stops|exits|restored
+//                              loops that an elastic job refuses; stops, exits: rank 1 leaves in step 6; restored:
+//                              parameters come from a copy that a new process lacks
 //   elastic_program shared_use|own_rows|torch_rule|averages|nested|beside|samples_second
 //                              that one refuses which may go on with fewer ranks
 //   elastic_program kills      step 5 kills rank 1, whichever process has its number
@@ -198,6 +199,16 @@ void train_own_batches(const std::string& name) {
   print_hash(state, opt, net.steps());
 }
 
+/// Behind a pass.
+void write_values(nn::Module& model, optim::AdamW& opt) {
+  for (float& value : model.parameters().values().span<float>()) value *= 0.9f;
+  NamedTensors state = opt.state();
+  for (const NamedTensor& one : state)
+    if (!one.name.ends_with("step")) std::ranges::fill(one.tensor.span<float>(), 0.0f);
+  opt.load_state(state);
+  opt.set_lr(opt.lr() * 0.9f);
+}
+
 void train(const std::string& name) {
   while (name == "absent" && environment_variable(kReplacementVariable) != "0") ::pause();
   const Device device = own_device();
@@ -225,6 +236,7 @@ void train(const std::string& name) {
   std::vector<std::int32_t> numbers(name == "ended" ? kLarge : 0), large(numbers.size());
   std::iota(numbers.begin(), numbers.end(), 1);
   int epochs = 0;
+  NamedTensors best;
   const elastic::State kept_large = elastic::state("large", large);
   const elastic::State kept = name == "outside" ? elastic::state("epochs", epochs) : nullptr;
   const int window = name == "accumulated" ? 3 : odd ? 2 : 1;  // batches of a step
@@ -278,6 +290,10 @@ void train(const std::string& name) {
         if (name == "ends_within") schedule.reset();
       });
     schedule->step();
+    if (name == "written") write_values(*model, opt);
+    if (name == "restored" && epoch == 0)
+      for (const NamedTensor& one : model->state_dict()) best.push_back({one.name, one.tensor.clone()});
+    if (name == "restored" && epoch == 1) model->load_state_dict(best);
     ++epochs;
     if (name == "phases") optim::SGD(*model, {.lr = 0.01f});
   }

@@ -62,7 +62,8 @@ REFUSED = {"crossing": "gradients of a pass over the loader are accumulated in t
            "phases": "SGD is made in or after a step or unit of an elastic job, expected before the first one",
            "ends_within": "a schedule has ended within a step or unit of an elastic job",
            "stops": "rank 1 ended with exit code 0: its training ended after step 5, but rank 0 continues",
-           "exits": "rank 1 ended with exit code 0: it left the training after step 5"}
+           "exits": "rank 1 ended with exit code 0: it left the training after step 5",
+           "restored": ": a program has written parameters on some ranks only"}
 REFUSED_WITH_FEWER = {"shared_use": "square.weight has several uses in a step",
                       "own_rows": "the loss was divided by this rank's own rows",
                       "torch_rule": "GradientRule::torch divides by their number",
@@ -76,6 +77,7 @@ REFUSED_OF_LIBTORCH = {"unkept": " has changed in a step, but is of no optimizer
                        "before": "a batch goes forward before is_done()"}
 # Steps have two buckets each, and passes nine steps.
 STRUCK = {"breaks": "all_reduce:1:9:9", "breaks_last": "all_reduce:1:9:9", "shared": "all_reduce:1:21:9",
+          "restored": "all_reduce:1:21:9",
           "absent": "all_reduce:1:9:9", "fails": "all_reduce:1:9:9"}
 # Fault points, and how often a rank has passed them when it is struck.
 IN_STEPS = (("all_reduce", 1), ("all_reduce", 2), ("all_reduce", 15), ("collective", 5), ("collective", 15), ("collective", 25),
@@ -269,6 +271,9 @@ class Strikes:
         self.run(f"DUET_FAULT={fault}, unstamped", "unstamped", 3, lambda job: [], DUET_FAULT=fault)
         for i, fault in enumerate(("commit:2:30:9", "collective:1:62:9", "collective:0:63:9", "commit:0:31:9")):
             self.run(f"DUET_FAULT={fault}, ended", "ended", 3, lambda job: [], i % 2, DUET_FAULT=fault)
+        # In the last and first step of passes between which parameters are written, and in the unit before.
+        for i, fault in enumerate(("commit:2:9:9", "all_reduce:1:18:9", "collective:0:20:9", "all_reduce:0:20:9", "all_reduce:2:37:9")):
+            self.run(f"DUET_FAULT={fault}, written", "written", 3, lambda job: [], i % 2, DUET_FAULT=fault)
         # In the last step before a pass is left, the unit behind it, and the first steps of the next pass.
         points = itertools.product(("leaves", "leaves_directly"), ("all_reduce:1:9:9", "commit:2:5:9", "all_reduce:0:11:9"))
         for i, (network, fault) in enumerate(points):

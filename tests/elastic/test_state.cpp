@@ -38,6 +38,7 @@ std::vector<std::byte> state_with(const std::string& name, Values&... values) {
 struct Weight final : Recoverable {
   Weight() { join("a weight"); }
   ~Weight() override { leave(); }
+  bool is_written() const override { return true; }
   void stream(StateStream& state) override { state.value(value); }
   int value = 1;
 };
@@ -168,11 +169,13 @@ TEST_CASE("values are as they were when a void step began, and stay as they are 
   bool loses = true;
   elastic::unit([&] {
     ++steps;
+    ++weight.value;
     if (loses) recovery().set_void();
     loses = false;
   });
   CHECK(recovers == 2);
   CHECK(steps == 3);
+  CHECK(weight.value == 2);
 
   // What another rank has completed counts here, and not what this one does in the step.
   recovery().begin_batch({});
@@ -187,7 +190,11 @@ TEST_CASE("values are as they were when a void step began, and stay as they are 
   steps = 50;
   recovery().end_pass();
   CHECK(steps == 40);
+  weight.value *= 7;  // which the state has already
+  CHECK(recovery().state() == state);
   recovery().begin_batch({});
+  CHECK(weight.value == 2);
+  weight.value = 1;
   recovery().complete_step();
 
   recovery().end_pass();

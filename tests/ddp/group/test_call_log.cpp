@@ -1,6 +1,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "ddp/group/call_header.h"
@@ -65,6 +66,21 @@ TEST_CASE("rows of ranks that are not together one batch are found, once all hav
                                            "to 4 of 8 in step 5, order 00000abc: give each rank's sampler"));
       else
         CHECK(text == "");
+    }
+  }
+}
+
+TEST_CASE("ranks whose parameters differ disagree, where both are known") {
+  for (const auto& [number, advice] :
+       {std::pair(&BatchMark::values, "; rank 1, parameters 11: a program has written")}) {
+    for (const std::uint64_t own : {0, 10, 11}) {
+      std::vector<RankHeader> ranks = {{0, header_of(all_reduce_of(4), 1)}, {1, header_of(all_reduce_of(4), 1)}};
+      ranks[0].header.batch.*number = own;
+      ranks[1].header.batch.*number = 11;
+      Agreement all;
+      for (const RankHeader& rank : ranks) all.add(rank.header);
+      CHECK(all.same() == (own != 10));
+      CHECK((own != 10 || disagreement(ranks).find(advice) != std::string::npos));
     }
   }
 }
