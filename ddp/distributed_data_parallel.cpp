@@ -95,6 +95,8 @@ class ModuleHooks final : public GradientSynchroniser, private Recoverable {
       report_dependence(said_shares_, [&] {
         return concat("the ", stamp.shards, " ranks have shares of the batch that are not whole blocks (Rows::owned)");
       });
+    if (std::exchange(delivery_, stamp.delivery) != stamp.delivery)
+      drawn_ = stamp.stamped() ? 1 + module_.context().draws.has_drawn(stamp) : 0;
     return {next_forward(), x != nullptr && x->shape().rank() > 0 ? x->shape()[0] : 1, stamp};
   }
 
@@ -401,6 +403,7 @@ class ModuleHooks final : public GradientSynchroniser, private Recoverable {
   BatchMark mark() {
     BatchMark mark = weights()->mark();
     const Recovery& recovery = Recovery::instance();
+    if (mark.whole != 0) mark.drawn = drawn_;
     if (!recovery.on() || store_.device().kind != DeviceKind::cpu || compared_ == recovery.pass()) return mark;
     compares_ = recovery.pass();
     const Tensor values = std::as_const(store_).values_of(range_.first_slot, range_.slots);
@@ -518,6 +521,7 @@ class ModuleHooks final : public GradientSynchroniser, private Recoverable {
   const bool may_be_cut_;
   std::unique_ptr<dp::DataParallel> pieces_;
   std::atomic<bool> said_shares_{false}, said_inputs_{false};
+  std::uint64_t delivery_ = 0, drawn_ = 0;  // the last batch's, see BatchMark
   // In an elastic job:
   std::int64_t batch_ = -1;                     // of the last forward in training mode
   int backwards_ = 0;                           // synchronised ones since then

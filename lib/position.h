@@ -10,7 +10,9 @@ namespace duet::data {
 struct Position {
   std::int64_t epoch = 0;  // epochs that are over
   std::int64_t step = 0;   // steps of the next one that are done; all of them: its batches are read, but it is not over
-  bool operator==(const Position&) const = default;
+  std::int64_t batch = 0;  // rows of its global batches, which a loader compares with its own; 0: unknown
+  /// Whether both are the same place, whatever is known of the batches.
+  bool operator==(const Position& other) const { return epoch == other.epoch && step == other.step; }
 };
 
 }  // namespace duet::data

@@ -18,6 +18,7 @@ struct BatchOptions {
 };
 
 /// Consecutive runs of an order. Throws UsageError for a batch size below 1 and for a rank outside [0, world_size).
+/// set_epoch() throws it for an order of another size than at first.
 class StepSampler : public data::BatchSampler {
  public:
   std::int64_t steps() const override;
@@ -39,6 +40,7 @@ class StepSampler : public data::BatchSampler {
   void hash_order();
 
   std::unique_ptr<data::Sampler> order_;
+  std::int64_t size_;
   BatchOptions options_;
   bool shares_;
   std::uint64_t order_hash_ = 0;

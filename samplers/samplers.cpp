@@ -85,7 +85,7 @@ void DistributedSampler::set_epoch(std::int64_t epoch) {
 }
 
 StepSampler::StepSampler(std::unique_ptr<data::Sampler> order, const BatchOptions& options, bool shares)
-    : order_(std::move(order)), options_(options), shares_(shares) {
+    : order_(std::move(order)), size_(order_->size()), options_(options), shares_(shares) {
   require<UsageError>(options.batch_size >= 1,
                       "batch_size should be a positive integer value, but got batch_size=", options.batch_size);
   check_rank(options.rank, options.world_size);
@@ -101,6 +101,8 @@ void StepSampler::set_ranks(int rank, int world_size) {
 
 void StepSampler::set_epoch(std::int64_t epoch) {
   order_->set_epoch(epoch);
+  require<UsageError>(order_->size() == size_, "the sampler's size() is ", order_->size(), " in epoch ", epoch,
+                      ", expected ", size_, " as at first: all epochs have as many steps; pad or cut its order");
   hash_order();
 }
 
@@ -113,8 +115,8 @@ void StepSampler::hash_order() {
 }
 
 std::int64_t StepSampler::steps() const {
-  const std::int64_t n = order_->size(), batch = options_.batch_size;
-  return n / batch + (!options_.drop_last && n % batch ? 1 : 0);
+  const std::int64_t batch = options_.batch_size;
+  return size_ / batch + (!options_.drop_last && size_ % batch ? 1 : 0);
 }
 
 std::span<const std::int64_t> StepSampler::cut(std::int64_t step) const {

@@ -36,10 +36,13 @@ struct Common {
   std::uint64_t BatchMark::*number;
   const char *name, *advice;
 };
-constexpr std::array<Common, 1> kCommon = {{
+constexpr std::array<Common, 2> kCommon = {{
     {&BatchMark::values, ", parameters ",
      ": a program has written parameters on some ranks only, or from values that a process which replaces a lost rank "
      "lacks; write them on all ranks, in an elastic job in elastic::unit() and from values of elastic::state()"},
+    {&BatchMark::drawn, ", earlier dropout ",
+     ": on some ranks dropout has drawn for this batch in a forward that others have not called; call it on all ranks, "
+     "or in eval()"},
 }};
 
 bool differ(const CallHeader& one, const CallHeader& other, const Common& common) {

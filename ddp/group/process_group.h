@@ -168,6 +168,7 @@ struct BatchMark {
   std::int64_t blocks = kBlocks;
   // All ranks have these alike; 0: unknown.
   std::uint64_t values = 0;  // hash of the parameters, in the first step of a pass of an elastic job
+  std::uint64_t drawn = 0;   // 1 + whether dropout has drawn for the rows before the wrapper's forward
 
   bool operator==(const BatchMark&) const = default;
 };

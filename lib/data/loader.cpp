@@ -142,7 +142,7 @@ Position Loader::position() const {
   if (shared_ && Recovery::instance().is_void()) return mark_;
   if (next_.has_value()) return *next_;
   if (step_ >= steps_) return {epoch_ + 1, 0};
-  return {epoch_, step_ + staged_};
+  return {epoch_, step_ + staged_, sampler_->step(0).global};
 }
 
 void Loader::set_position(const Position& position) {
@@ -168,6 +168,12 @@ Loader::Iterator Loader::begin() {
   if (shared_ && Recovery::instance().on() && epoch_ <= mark_.epoch) go_to_mark();
   if (options_.generator) options_.generator->random_int64();
   sampler_->set_epoch(epoch_);
+  require<UsageError>(sampler_->steps() == steps_, "the batch sampler has ", sampler_->steps(), " steps in epoch ",
+                      epoch_, ", expected ", steps_, " as at first");
+  const std::int64_t batch = begin.step == 0 || begin.batch == 0 ? begin.batch : sampler_->step(0).global;
+  require<UsageError>(batch == begin.batch, "the loader's global batch has ", batch, " rows, but the position after ",
+                      begin.step, " steps of epoch ", begin.epoch, " counts batches of ", begin.batch,
+                      ": use the same batch size until the epoch ends");
   std::shared_ptr<const void> pass = make_pooled<char>();
   pass_ = pass;
   start_workers();

@@ -153,7 +153,7 @@ class Loader : private Recoverable {
   /// Makes the next pass run from there to the end of that epoch, with the order, stamps and content that an
   /// uninterrupted run has there; an epoch of which all steps are done gives an empty pass. A sampler that draws from a
   /// shared generator needs that generator in the state it had when the epoch began. Throws UsageError unless 0 <=
-  /// epoch and 0 <= step <= steps().
+  /// epoch and 0 <= step <= steps(); the pass does so where the position's steps are of another global batch.
   void set_position(const Position& position);
 
  private:

@@ -26,7 +26,8 @@ constexpr std::string_view kBest = "model_best.safetensors";
 constexpr std::string_view kOptimizer = "optimizer.";
 constexpr std::string_view kSetting = "setting.";
 constexpr const char* kSeries = "series";
-constexpr const char* kEpochStep = "epoch_step";  // files of earlier versions lack it
+constexpr const char* kEpochStep = "epoch_step";    // files of earlier versions lack it
+constexpr const char* kEpochBatch = "epoch_batch";  // only within an epoch, where it is known
 constexpr std::size_t kKept = 2;
 
 struct CheckpointFile {
@@ -106,6 +107,8 @@ Checkpoint read_checkpoint(const std::string& path, const HeaderCheck& check) {
   checkpoint.position.epoch = metadata_number<std::int64_t>(path, file.metadata, "epoch");
   if (file.metadata.contains(kEpochStep))
     checkpoint.position.step = metadata_number<std::int64_t>(path, file.metadata, kEpochStep);
+  if (file.metadata.contains(kEpochBatch))
+    checkpoint.position.batch = metadata_number<std::int64_t>(path, file.metadata, kEpochBatch);
   checkpoint.step = metadata_number<std::int64_t>(path, file.metadata, "step");
   checkpoint.best_acc1 = metadata_number<double>(path, file.metadata, "best_acc1");
   checkpoint.arch = file.metadata["arch"];
@@ -205,6 +208,7 @@ std::string save_checkpoint(const std::string& folder, const Checkpoint& checkpo
                        {kEpochStep, std::to_string(checkpoint.position.step)},
                        {"step", std::to_string(checkpoint.step)},
                        {"best_acc1", exact_text(checkpoint.best_acc1)}};
+  if (checkpoint.position.batch > 0) metadata[kEpochBatch] = std::to_string(checkpoint.position.batch);
   if (!checkpoint.series.empty()) metadata[kSeries] = checkpoint.series;
   for (const auto& [key, value] : checkpoint.settings) metadata[concat(kSetting, key)] = value;
 

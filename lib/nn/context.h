@@ -55,6 +55,11 @@ class DrawCounts {
     step_ = other.step_;
     runs_ = other.runs_;
   }
+  /// Whether a layer has drawn for the batch with this stamp since it was delivered.
+  bool has_drawn(const Rows& stamp) const {
+    return stamp.step == stamp_.step && stamp.delivery == stamp_.delivery &&
+           std::ranges::any_of(runs_, [](const Run& run) { return run.stamped; });
+  }
   void stream(StateStream& state) {
     state.value(seed_);
     state.value(stamp_);

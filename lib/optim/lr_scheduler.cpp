@@ -11,6 +11,11 @@
 namespace duet::optim {
 
 void LRScheduler::set_steps(std::int64_t steps) {
+  begin_at(steps);
+  optimizer_.has_new_schedule_ = false;
+}
+
+void LRScheduler::begin_at(std::int64_t steps) {
   require<UsageError>(steps >= 0, "a schedule after ", steps, " steps, expected 0 or more");
   optimizer_.set_lr(static_cast<float>(double{optimizer_.initial_lr()} * factor(steps)));
   steps_ = steps;
@@ -20,7 +25,7 @@ StepLR::StepLR(Optimizer& optimizer, std::int64_t step_size, double gamma)
     : LRScheduler(optimizer), step_size_(step_size), gamma_(gamma) {
   require<UsageError>(step_size >= 1, "StepLR: step_size is ", step_size, ", expected 1 or more");
   require<UsageError>(gamma >= 0, "StepLR: gamma is ", gamma, ", expected 0 or more");
-  set_steps(0);
+  begin_at(0);
 }
 
 double StepLR::factor(std::int64_t steps) const { return std::pow(gamma_, static_cast<double>(steps / step_size_)); }
@@ -29,7 +34,7 @@ MultiStepLR::MultiStepLR(Optimizer& optimizer, std::vector<std::int64_t> milesto
     : LRScheduler(optimizer), milestones_(std::move(milestones)), gamma_(gamma) {
   require<UsageError>(gamma >= 0, "MultiStepLR: gamma is ", gamma, ", expected 0 or more");
   std::ranges::sort(milestones_);
-  set_steps(0);
+  begin_at(0);
 }
 
 double MultiStepLR::factor(std::int64_t steps) const {
@@ -42,7 +47,7 @@ CosineAnnealingLR::CosineAnnealingLR(Optimizer& optimizer, std::int64_t t_max, d
   require<UsageError>(t_max >= 1, "CosineAnnealingLR: t_max is ", t_max, ", expected 1 or more");
   require<UsageError>(eta_min >= 0, "CosineAnnealingLR: eta_min is ", eta_min, ", expected 0 or more");
   require<UsageError>(optimizer.initial_lr() > 0, "CosineAnnealingLR: the optimizer's lr is 0, expected more");
-  set_steps(0);
+  begin_at(0);
 }
 
 double CosineAnnealingLR::factor(std::int64_t steps) const {
@@ -56,7 +61,7 @@ LinearLR::LinearLR(Optimizer& optimizer, double start_factor, double end_factor,
                       ", expected above 0 to 1");
   require<UsageError>(end_factor >= 0 && end_factor <= 1, "LinearLR: end_factor is ", end_factor, ", expected 0 to 1");
   require<UsageError>(total_iters >= 1, "LinearLR: total_iters is ", total_iters, ", expected 1 or more");
-  set_steps(0);
+  begin_at(0);
 }
 
 double LinearLR::factor(std::int64_t steps) const {
@@ -71,7 +76,7 @@ SequentialLR::SequentialLR(Optimizer& optimizer, std::vector<const LRScheduler*>
                       " milestones for ", schedules_.size(), " schedules, expected one fewer");
   require<UsageError>(std::is_sorted(milestones_.begin(), milestones_.end()),
                       "SequentialLR: the milestones are not in ascending order");
-  set_steps(0);
+  begin_at(0);
 }
 
 double SequentialLR::factor(std::int64_t steps) const {

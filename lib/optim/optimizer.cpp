@@ -99,6 +99,10 @@ void Optimizer::step() {
     store_.variable(number_of(i)).value().bump_version();
   }
   if (!any) return remark_no_gradients(kind_);
+  require<UsageError>(!is_loaded_ || !has_new_schedule_, kind_,
+                      " continues from a loaded state, but its learning rate schedule begins at step 0: call the "
+                      "schedule's set_steps() with its steps so far, or set_steps(0) to begin anew");
+  is_loaded_ = has_new_schedule_ = false;
   const std::shared_ptr<nn::UpdateSite> site = store_.residence().update_site();
   if (site == nullptr || site_.lock() != site) state_.at_site.reset();
   site_ = site;
@@ -118,6 +122,7 @@ void Optimizer::stream(StateStream& state) {
   state.bytes(std::as_writable_bytes(std::span(steps_)));
   state.value(lr_);
   lr_at_begin_ = lr_;
+  if (state.reads()) is_loaded_ = has_new_schedule_ = false;
 }
 
 /// A parameter's part of a buffer.
@@ -185,6 +190,7 @@ void Optimizer::load_state(const std::vector<nn::NamedTensor>& state) {
                      "', which this optimizer lacks");
   state_ = std::move(loaded);
   steps_ = std::move(steps);
+  is_loaded_ = std::ranges::any_of(steps_, [](std::int64_t one) { return one > 0; });
 }
 
 }  // namespace duet::optim

@@ -53,6 +53,7 @@ class Optimizer : private Recoverable {
   virtual void update(const nn::UpdateRun& run, std::int64_t step, int share, int shares) const = 0;
 
  private:
+  friend class LRScheduler;
   void begin_step() override { lr_at_begin_ = lr_; }
   void restore() override { lr_ = lr_at_begin_; }
   void stream(StateStream& state) override;
@@ -73,6 +74,8 @@ class Optimizer : private Recoverable {
   float lr_ = 0, initial_lr_, lr_at_begin_ = 0;  // the last: of the step in flight of an elastic job
   std::vector<std::string> buffer_names_;
   bool counts_steps_;
+  bool is_loaded_ = false;         // since then no step was taken
+  bool has_new_schedule_ = false;  // of which the program has not said where it is
   nn::OptimizerState state_;
   std::weak_ptr<nn::UpdateSite> site_;  // where the last update ran
   std::vector<std::int64_t> steps_;     // by slot of its own

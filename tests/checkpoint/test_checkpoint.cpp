@@ -28,7 +28,7 @@ using Names = std::vector<std::string>;
 
 duet::Checkpoint filled_at_step(std::int64_t step) {
   duet::Checkpoint checkpoint;
-  checkpoint.position = {step / 469, step % 469};
+  checkpoint.position = {step / 469, step % 469, 64};
   checkpoint.step = step;
   checkpoint.arch = "SimpleCNN";
   checkpoint.best_acc1 = 98.1 + 0.2;  // not a short decimal
@@ -74,6 +74,7 @@ TEST_CASE("a checkpoint comes back as it was") {
     CHECK(loaded.path == path);
     CHECK(loaded.warnings.empty());
     CHECK(loaded.checkpoint.position == duet::data::Position{2, 5});
+    CHECK(loaded.checkpoint.position.batch == 64);
     CHECK(loaded.checkpoint.step == 943);
     CHECK(loaded.checkpoint.arch == "SimpleCNN");
     CHECK(loaded.checkpoint.best_acc1 == 98.1 + 0.2);

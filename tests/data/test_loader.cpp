@@ -34,10 +34,10 @@ const ImageDataset& images() {
   return dataset;
 }
 
-std::unique_ptr<BatchSampler> blocked(int world_size = 1, int rank = 0) {
+std::unique_ptr<BatchSampler> blocked(int world_size = 1, int rank = 0, std::int64_t batch = 128) {
   return std::make_unique<samplers::BlockedBatches>(
       std::make_unique<samplers::RandomSampler>(images().size(), 3),
-      samplers::BlockedOptions{.global_batch = 128, .world_size = world_size, .rank = rank});
+      samplers::BlockedOptions{.global_batch = batch, .world_size = world_size, .rank = rank});
 }
 
 struct Seen {
@@ -186,6 +186,19 @@ TEST_CASE("a position that a loader gives at any point brings another one to the
       for (const auto& batch : other) rest.push_back(look(batch));
     CHECK(rest == std::vector<Seen>(whole.begin() + static_cast<std::ptrdiff_t>(i) + 1, whole.end()));
   }
+}
+
+TEST_CASE("a position within an epoch is one of batches of its size") {
+  Loader loader(images(), blocked()), other(images(), blocked(1, 0, 100)), shared(images(), blocked(2, 1));
+  for ([[maybe_unused]] const auto& batch : loader) break;
+  other.set_position(loader.position());
+  CHECK_THROWS_WITH(other.begin(),
+                    duet_test::ContainsSubstring("the loader's global batch has 100 rows, but the position "
+                                                 "after 1 steps of epoch 0 counts batches of 128"));
+  shared.set_position(loader.position());
+  CHECK_NOTHROW(shared.begin());
+  other.set_position({.epoch = 1, .batch = 128});
+  CHECK_NOTHROW(other.begin());
 }
 
 TEST_CASE("a break and a batch that cannot be read keep the position") {

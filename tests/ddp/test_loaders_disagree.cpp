@@ -53,6 +53,8 @@ struct Reader {
   std::int64_t skipped = -1;  // step
   std::int64_t first_label = 0;
   std::shared_ptr<OwnCut> cut{};
+  double dropout = 0;
+  bool goes_forward_twice = false;  // the first time without the wrapper
 };
 using ReaderOf = std::function<Reader(int rank)>;
 
@@ -71,31 +73,34 @@ data::TensorDataset samples(std::int64_t count, std::int64_t first_label = 0) {
   return data::TensorDataset(values, labels);
 }
 
-/// Linear and log_softmax; the values of all ranks' models are equal.
+/// Dropout, linear and log_softmax; the values of all ranks' models are equal.
 struct Net : nn::Module {
-  explicit Net(Device device) {
+  explicit Net(Device device, double p = 0) : dropout(p) {
     register_module("fc", fc);
+    register_module("dropout", dropout);
     initialise(3);
     to(device);
   }
   Variable forward(nn::Context& context, const Variable& x) const override {
-    return ops::log_softmax(fc.forward(context, x));
+    return ops::log_softmax(fc.forward(context, dropout.forward(context, x)));
   }
   using nn::Module::forward;
   std::string type_name() const override { return "Net"; }
   nn::Linear fc{6, 3};
+  nn::Dropout dropout;
 };
 
 void train(ProcessGroup& group, const Reader& reader, const DistributedDataParallelOptions& options = {}) {
   const Device device{DeviceKind::cpu, group.rank()};
   const data::TensorDataset set = samples(reader.samples, reader.first_label);
   data::Loader loader(set, sampler_of(reader));
-  Net model(device);
+  Net model(device, reader.dropout);
   DistributedDataParallel net(model, group, options);
   optim::SGD optimizer(model, {.lr = 0.1f});
   for (auto& [images, labels] : loader) {
     if (loader.stamp().step == reader.skipped) continue;
     optimizer.zero_grad();
+    if (reader.goes_forward_twice) model(images.alias(device));
     ops::nll_loss(net(images.alias(device)), labels.alias(device)).backward();
     optimizer.step();
   }
@@ -292,4 +297,15 @@ TEST_CASE("ranks that read the same part of an order are named") {
   for (const auto& failure : read(3, true))
     CHECK_THAT(text_of(failure), ContainsSubstring("ranks 0, 1, 2 read the same part of the data"));
   for (const auto& failure : read(3, false)) CHECK(text_of(failure) == "");
+}
+
+TEST_CASE("a forward with dropout that one rank alone calls before the wrapper's is an error") {
+  for (const bool by_all : {true, false}) {
+    const auto reader_of = [&](int rank) {
+      return Reader{.rank = rank, .dropout = 0.1, .goes_forward_twice = by_all || rank == 0};
+    };
+    for (const std::string& failure : failures_of(Over::memory, reader_of))
+      CHECK(by_all ==
+            (failure.find("has drawn for this batch in a forward that others have not") == std::string::npos));
+  }
 }

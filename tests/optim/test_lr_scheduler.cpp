@@ -1,10 +1,12 @@
 // Learning rate schedules against values of PyTorch 2.15.
 #include <cmath>
 #include <cstddef>
+#include <optional>
 #include <vector>
 
 #include "lib/error.h"
 #include "lib/nn/layers.h"
+#include "lib/ops/losses.h"
 #include "lib/optim/lr_scheduler.h"
 #include "lib/optim/sgd.h"
 #include "tests/support/catch2.h"
@@ -15,7 +17,7 @@ namespace {
 
 struct Optimizer {
   nn::Linear model{1, 1};
-  optim::SGD sgd{model, {.lr = 0.2f}};
+  optim::SGD sgd{model, {.lr = 0.2f, .momentum = 0.9f}};
 };
 
 void check(const Optimizer& optimizer, optim::LRScheduler& schedule, const std::vector<double>& wanted) {
@@ -73,4 +75,27 @@ TEST_CASE("a schedule goes on from a number of steps, and refuses what makes no 
   CHECK_THROWS_AS(optim::SequentialLR(optimizer.sgd, {&schedule, &schedule, &schedule}, {3, 2}), UsageError);
   CHECK_THROWS_AS(optim::CosineAnnealingLR(optimizer.sgd, 0), UsageError);
   CHECK_THROWS_AS(optim::LinearLR(optimizer.sgd, 0), UsageError);
+}
+
+TEST_CASE("a schedule behind a loaded state must be told its steps") {
+  Optimizer trained;
+  const auto step = [](Optimizer& one) {
+    ops::mse_loss(one.model(from_values<float>({1, 1}, {1})), zeros({1, 1})).backward();
+    one.sgd.step();
+  };
+  step(trained);
+  const std::vector<nn::NamedTensor> state = trained.sgd.state();
+  for (const bool loads_first : {true, false}) {
+    Optimizer resumed;
+    std::optional<optim::StepLR> schedule;
+    if (loads_first) resumed.sgd.load_state(state);
+    schedule.emplace(resumed.sgd, 3, 0.5);
+    if (!loads_first) resumed.sgd.load_state(state);
+    CHECK_THROWS_WITH(step(resumed), duet_test::ContainsSubstring("SGD continues from a loaded state, but its learning "
+                                                                  "rate schedule begins at step 0"));
+    schedule->set_steps(0);
+    CHECK_NOTHROW(step(resumed));
+    resumed.sgd.load_state(state);  // goes back in the same run
+    CHECK_NOTHROW(step(resumed));
+  }
 }

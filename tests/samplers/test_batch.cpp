@@ -1,5 +1,6 @@
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <utility>
 #include <vector>
 
@@ -38,6 +39,19 @@ TEST_CASE("batches are runs, the last one short or dropped") {
   CHECK(steps(Batches(counting(3), {.batch_size = 4, .drop_last = true})).empty());
   CHECK_THROWS_AS(Batches(counting(3), {.batch_size = 2}).step(2), UsageError);
   CHECK_THROWS_AS(Batches(counting(3), {.batch_size = 2}).step(-1), UsageError);
+}
+
+TEST_CASE("an order that changes its size with the epoch is an error") {
+  struct Changing final : data::Sampler {
+    std::int64_t size() const override { return std::ssize(order); }
+    void set_epoch(std::int64_t epoch) override { order.assign(epoch == 2 ? 41 : 40, 0); }
+    std::span<const std::int64_t> indices() const override { return order; }
+    Longs order = Longs(40, 0);
+  };
+  Batches batches(std::make_unique<Changing>(), {.batch_size = 12});
+  CHECK_NOTHROW(batches.set_epoch(1));
+  CHECK_THROWS_WITH(batches.set_epoch(2),
+                    duet_test::ContainsSubstring("the sampler's size() is 41 in epoch 2, expected 40"));
 }
 
 TEST_CASE("the steps of the tutorial's parts") {  // bsz = int(128 / size) over 60000 / size images
