@@ -474,7 +474,7 @@ class ModuleHooks final : public GradientSynchroniser, private Recoverable {
       if (add_sum_aside(slot, reducer().used(mirrored(slot)))) store_.set_summed(slot);
     sums_aside_.clear();
     store_.hooks().forget_normalisers();
-    const std::int64_t step = reducer().steps();
+    const std::int64_t step = steps();
     if (options_.compare_parameters_every > 0 && !joining() && step % options_.compare_parameters_every == 0)
       compare_parameters(step);
   }
@@ -567,7 +567,6 @@ DistributedDataParallel::DistributedDataParallel(nn::Module& module, ProcessGrou
       "use no minimum of ranks, or adapt() with equal_bits");
   if (options.comm_hook) require_not_elastic("a comm_hook");
   if (options.static_graph) require_not_elastic("static_graph");
-  if (options.compare_parameters_every > 0) require_not_elastic("compare_parameters_every");
   if (options.undo) Recovery::instance().allow_undo();
   wrap_module("module", module);
   const auto slots = std::span(store.slots())

@@ -51,7 +51,7 @@ struct DistributedDataParallelOptions {
   bool broadcast_buffers = true;
   /// In every K-th synchronised step all ranks compare hashes of their parameters; 0: never. backward then throws
   /// CommError on every rank that names the ranks whose parameters are not rank 0's, and the first such parameter. Not
-  /// within join(); steps cannot be recorded with it.
+  /// within join(); steps cannot be recorded with it. Steps of an elastic job are those of the job.
   std::int64_t compare_parameters_every = 0;
   /// Communicates gradients in place of all_reduce: ddp/comm_hook.h. The same kind on all ranks.
   std::shared_ptr<CommHook> comm_hook{};

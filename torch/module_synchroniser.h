@@ -178,7 +178,6 @@ class ModuleSynchroniser final : private Recoverable {
                              : !options_.broadcast_buffers && !buffers_.empty() ? "buffers without broadcast_buffers"
                              : options_.comm_hook                               ? "a comm_hook"
                              : options_.static_graph                            ? "static_graph"
-                             : options_.compare_parameters_every > 0            ? "compare_parameters_every"
                                                                                 : nullptr;
     require<UsageError>(what == nullptr, what == nullptr ? "" : what, ": ", kNotElastic);
     require<UsageError>(!Recovery::instance().places_change(),
@@ -353,8 +352,10 @@ class ModuleSynchroniser final : private Recoverable {
     synchroniser_.backward_ended(goes_along);
     work.before_torch();
     take_sums();
+    backwards_ += loop_ != nullptr;
+    const std::int64_t step = steps(), every = options_.compare_parameters_every;
+    if (every > 0 && !synchroniser_.joining() && step % every == 0) compare_parameters(step);
     if (loop_ == nullptr) return;
-    ++backwards_;
     broadcast_together(group_, buffers_, 0);  // else rank 0 alone would have those of a complete step
     if (!recovery.is_void()) return recovery.complete_step();
     recovery.recover_if_void();
@@ -367,8 +368,6 @@ class ModuleSynchroniser final : private Recoverable {
       if (synchroniser_.reducer().used(static_cast<int>(i)) && !gradients_.holds(i, gradient(i)))
         gradient(i) = gradients_[i];
     }
-    const std::int64_t step = steps(), every = options_.compare_parameters_every;
-    if (every > 0 && !synchroniser_.joining() && step % every == 0) compare_parameters(step);
   }
 
   void compare_parameters(std::int64_t step) const {

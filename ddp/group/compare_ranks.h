@@ -37,7 +37,7 @@ struct NamedBytes {
 };
 
 /// Compares hashes of the parameters, bit by bit. All ranks call it. Throws CommError on every rank that names the
-/// ranks whose parameters are not rank 0's, the first such parameter, and `step`.
+/// ranks whose parameters are not rank 0's, the first such parameter, and `step`. No effect in a void step.
 void require_same_values(ProcessGroup& group, std::int64_t step, const std::vector<NamedBytes>& parameters);
 
 }  // namespace duet::ddp

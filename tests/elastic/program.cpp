@@ -217,9 +217,10 @@ void train(const std::string& name) {
   model->to(device);
   const auto group = ddp::init_process_group({.backend = environment_variable("BACKEND").value_or("auto")});
   dp::DataParallel inner(*model, {.devices = {device}});
-  ddp::DistributedDataParallel net(
-      name == "nested" ? inner : *model, *group,
-      {.rule = name == "torch_rule" ? ddp::GradientRule::torch : ddp::GradientRule::rows, .undo = name == "undone"});
+  ddp::DistributedDataParallel net(name == "nested" ? inner : *model, *group,
+                                   {.rule = name == "torch_rule" ? ddp::GradientRule::torch : ddp::GradientRule::rows,
+                                    .compare_parameters_every = name == "plain" ? 2 : 0,
+                                    .undo = name == "undone"});
   optim::AdamW opt(*model, {.lr = 0.01f});
   std::optional<optim::StepLR> schedule(std::in_place, opt, 1, 0.5);  // by epoch
   std::optional<data::Loader> loader(

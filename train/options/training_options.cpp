@@ -367,7 +367,6 @@ void check_elastic(const TrainOptions& options) {
                             : options.workers != "process"   ? "--workers process"
                             : !is_elastic                    ? "--backend auto, shm, tcp or nccl"
                             : options.compat != Compat::duet ? "--compat duet"
-                            : options.compare_every != 0     ? "--compare-every 0"
                             : !options.bursts.empty()        ? "a training of its own"
                                                              : nullptr;
   require<UsageError>(other == nullptr, "--elastic needs ", other == nullptr ? "" : other);
