@@ -92,6 +92,7 @@ class Node {
   void add_edge(const Edge& edge) {
     const unsigned kinds = edge.node != nullptr ? edge.kinds() : 0;
     kinds_ |= kinds | ((kinds & kFree) != 0 ? unsigned{kOwnRows} : 0);  // the node may read a batch that has no edge
+    if (edge.node != nullptr) edge.node->consumed();
     edges_.push_back(edge);
   }
   std::uint64_t sequence() const { return sequence_; }
@@ -107,6 +108,8 @@ class Node {
   }
   /// Called once per backward run that will reach this node, before any node runs.
   virtual void reached() {}
+  /// Called when another node takes an output of this one.
+  virtual void consumed() {}
   /// Notified of every backward run that reaches this node, or null.
   virtual class BackwardListener* listener() { return nullptr; }
 

@@ -207,6 +207,7 @@ Tensor FlatParameters::value(int slot) const {
 Tensor FlatParameters::gradient(int slot) const { return view(gradients_, slot); }
 
 const Tensor& FlatParameters::values() {
+  ++value_writes_;
   residence_.values_written();
   return values_;
 }

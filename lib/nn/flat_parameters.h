@@ -107,6 +107,8 @@ class FlatParameters final {
   const Tensor& gradients();
   /// Zeros laid out as values_of(first_slot, slot_count), for an optimizer's state.
   Tensor flat_zeros(int first_slot, int slot_count) const;
+  /// How often values were taken to be written: see Note [Writing values].
+  std::uint64_t value_writes() const { return value_writes_; }
   /// Views of one slot, likewise.
   Tensor value(int slot) const;
   Tensor gradient(int slot) const;
@@ -181,7 +183,7 @@ class FlatParameters final {
   Tensor values_, gradients_;
   static constexpr unsigned char kFilled = 1, kSummed = 2, kAside = 4;
   std::vector<unsigned char> filled_;  // by slot; 0: empty
-  std::uint64_t zero_grad_count_ = 0;
+  std::uint64_t zero_grad_count_ = 0, value_writes_ = 0;
   std::vector<Variable> variables_;
   Residence residence_;
   std::shared_ptr<GradientHooks> hooks_;

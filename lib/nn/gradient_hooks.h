@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <cstdint>
 #include <functional>
 #include <list>
@@ -18,8 +19,24 @@ namespace duet::nn {
 /// A hook is called while its handle or a copy of that lives, which may outlive the model.
 using HookHandle = std::shared_ptr<const void>;
 
-/// Notified of the backward runs that reach one of the model's slots, on the thread of each. Used by one thread at a
-/// time.
+/// What parameters are updated by.
+struct UpdateSettings {
+  enum Optimizer : std::uint8_t { none, custom, sgd, nesterov_sgd, adam, adamw };
+  enum Name {
+    lr,
+    momentum,
+    dampening,
+    weight_decay,
+    clip_norm,
+    eps,
+    kNames
+  };                           // Adam's betas have the 2nd place and 3rd
+  Optimizer optimizer = none;  // as in clip_grad_norm()
+  std::array<float, kNames> values{};
+};
+
+/// Notified of the backward runs that reach one of the model's slots, on the thread of each, and of updates. Used by
+/// one thread at a time.
 class GradientHooks final : public BackwardListener {
  public:
   /// `residence`: of the gradients, which hooks may write. It must outlive this.
@@ -31,6 +48,12 @@ class GradientHooks final : public BackwardListener {
   [[nodiscard]] HookHandle at_backward_begin(std::function<void()> hook) { return begin_.add(std::move(hook)); }
   /// Called at the end of each backward run that reached a slot.
   [[nodiscard]] HookHandle at_backward_end(std::function<void()> hook) { return end_.add(std::move(hook)); }
+  /// Called before an update of these slots, which it may prevent by an exception.
+  using UpdateHook = std::function<void(int first_slot, int slots, const UpdateSettings& settings)>;
+  [[nodiscard]] HookHandle before_update(UpdateHook hook) { return update_.add(std::move(hook)); }
+  void update_begins(int first_slot, int slots, const UpdateSettings& settings) const {
+    update_.call(first_slot, slots, settings);
+  }
   /// Whether one of them needs the gradients where they are.
   bool hold_gradients() const { return !ready_.empty() || !end_.empty(); }
 
@@ -102,6 +125,7 @@ class GradientHooks final : public BackwardListener {
   List<std::span<std::int64_t>> rank_sums_;
   Lasting joins_rows_;
   bool adds_free_ = false;
+  List<int, int, const UpdateSettings&> update_;
   unsigned normalisers_ = 0;
 };
 

@@ -39,6 +39,7 @@ class Adam : public Optimizer {
 
  private:
   void update(const nn::UpdateRun& run, std::int64_t step, int share, int shares) const override;
+  void add_settings(nn::UpdateSettings& settings) const override;
 
   AdamOptions options_;
   bool decoupled_;

@@ -11,6 +11,9 @@ double clip_grad_norm(nn::Module& module, double max_norm, bool error_if_nonfini
   require<UsageError>(max_norm > 0, "clip_grad_norm: max_norm is ", max_norm, ", expected above 0");
   nn::FlatParameters& store = module.parameters();
   const nn::FlatParameters& read = store;
+  nn::UpdateSettings settings;
+  settings.values[nn::UpdateSettings::clip_norm] = static_cast<float>(max_norm);
+  store.hooks().update_begins(module.range().first_slot, module.range().slots, settings);
   const int first = module.range().first_slot, end = first + module.range().slots;
   Backend& kernels = backend(read.gradients());
   double squares = 0;

@@ -93,16 +93,18 @@ void Optimizer::update_run(const nn::UpdateRun& run) const {
 void Optimizer::step() {
   if (Recovery::instance().is_void()) return;
   bool any = false;
-  for (std::size_t i = 0; i < steps_.size(); ++i) {
-    if (!has_gradient(i)) continue;
-    any = true;
-    store_.variable(number_of(i)).value().bump_version();
-  }
+  for (std::size_t i = 0; i < steps_.size() && !any; ++i) any = has_gradient(i);
   if (!any) return remark_no_gradients(kind_);
   require<UsageError>(!is_loaded_ || !has_new_schedule_, kind_,
                       " continues from a loaded state, but its learning rate schedule begins at step 0: call the "
                       "schedule's set_steps() with its steps so far, or set_steps(0) to begin anew");
   is_loaded_ = has_new_schedule_ = false;
+  nn::UpdateSettings settings{.optimizer = nn::UpdateSettings::custom};
+  settings.values[nn::UpdateSettings::lr] = lr_;
+  add_settings(settings);
+  store_.hooks().update_begins(state_.first_slot, state_.slots, settings);
+  for (std::size_t i = 0; i < steps_.size(); ++i)
+    if (has_gradient(i)) store_.variable(number_of(i)).value().bump_version();
   const std::shared_ptr<nn::UpdateSite> site = store_.residence().update_site();
   if (site == nullptr || site_.lock() != site) state_.at_site.reset();
   site_ = site;

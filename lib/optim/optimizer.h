@@ -24,7 +24,8 @@ class Optimizer : private Recoverable {
 
   /// Marks the gradients of its parameters empty; the next backward overwrites them.
   void zero_grad() { store_.zero_grad(state_.first_slot, state_.slots); }
-  /// Updates the parameters that have a gradient. The first call in a process that finds none prints a warning.
+  /// Updates the parameters that have a gradient. The first call in a process that finds none prints a warning. Throws
+  /// UsageError for gradients that DistributedDataParallel has not reduced: see its option local_steps.
   void step();
 
   float lr() const { return lr_; }
@@ -51,6 +52,8 @@ class Optimizer : private Recoverable {
   /// Updates the elements of a run, of which this is the step-th update, from 1 on: those of `share` of `shares` only,
   /// as Backend's kernels divide them, because other threads update the others at the same time.
   virtual void update(const nn::UpdateRun& run, std::int64_t step, int share, int shares) const = 0;
+  /// Adds the optimizer and settings other than lr(), which the ranks of DistributedDataParallel are to have in common.
+  virtual void add_settings(nn::UpdateSettings& /*settings*/) const {}
 
  private:
   friend class LRScheduler;

@@ -29,4 +29,12 @@ void SGD::update(const nn::UpdateRun& run, std::int64_t step, int share, int sha
       .sgd_step(run.values, run.gradients, run.state.empty() ? Tensor() : run.state[0], rule, share, shares);
 }
 
+void SGD::add_settings(nn::UpdateSettings& settings) const {
+  using Settings = nn::UpdateSettings;
+  settings.optimizer = options_.nesterov ? Settings::nesterov_sgd : Settings::sgd;
+  settings.values[Settings::momentum] = options_.momentum;
+  settings.values[Settings::dampening] = options_.dampening;
+  settings.values[Settings::weight_decay] = options_.weight_decay;
+}
+
 }  // namespace duet::optim

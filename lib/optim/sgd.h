@@ -28,6 +28,7 @@ class SGD final : public Optimizer {
 
  private:
   void update(const nn::UpdateRun& run, std::int64_t step, int share, int shares) const override;
+  void add_settings(nn::UpdateSettings& settings) const override;
 
   SGDOptions options_;
 };
