@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "ddp/gradient_synchroniser.h"
+#include "ddp/group/call_header.h"
 #include "ddp/group/compare_ranks.h"
 #include "ddp/rank_weights.h"
 #include "ddp/reducer.h"
@@ -78,7 +79,9 @@ class ModuleHooks final : public GradientSynchroniser, private Recoverable {
         })),
         at_begin_(store_.hooks().at_backward_begin([this] { backward_begins(); })),
         on_ready_(store_.hooks().on_grad_ready([this](int slot) { grad_ready(slot); })),
-        at_end_(store_.hooks().at_backward_end([this] { backward_ended(); })) {
+        at_end_(store_.hooks().at_backward_end([this] { backward_ended(); })),
+        before_update_(store_.hooks().before_update(
+            [this](int first, int slots, const nn::UpdateSettings& by) { update_begins(first, first + slots, by); })) {
     note_ranks();
     Recoverable::join("a DistributedDataParallel");
   }
@@ -158,6 +161,7 @@ class ModuleHooks final : public GradientSynchroniser, private Recoverable {
                                       .step_begins = step_begins,
                                       .parameters_and_buffers = parameters_and_buffers,
                                       .owns = owns});
+    done_ = {};
   }
 
   /// Broadcasts the buffers of this context from the root to all ranks.
@@ -206,6 +210,8 @@ class ModuleHooks final : public GradientSynchroniser, private Recoverable {
     if (saved_buffers_.defined()) copy(std::exchange(saved_buffers_, {}), buffers());
     store_.zero_grad();
     sums_aside_.clear();
+    done_ = {};
+    weights()->restart();
   }
   void stream(StateStream& state) override {
     state.tensor(store_.written_values_of(range_.first_slot, range_.slots));
@@ -399,20 +405,45 @@ class ModuleHooks final : public GradientSynchroniser, private Recoverable {
     return true;
   }
 
-  /// What ranks compare in the first sum of this backward.
-  BatchMark mark() {
+  /// What ranks compare in the header of the next collective.
+  BatchMark mark_of(unsigned normalisers) {
     BatchMark mark = weights()->mark();
-    const Recovery& recovery = Recovery::instance();
     if (mark.whole != 0) mark.drawn = drawn_;
-    if (!recovery.on() || store_.device().kind != DeviceKind::cpu || compared_ == recovery.pass()) return mark;
-    compares_ = recovery.pass();
-    const Tensor values = std::as_const(store_).values_of(range_.first_slot, range_.slots);
-    mark.values = mixed_bytes(std::as_bytes(values.span<float>()));
+    if (options_.local_steps) return mark;
+    const Recovery& recovery = Recovery::instance();
+    if (recovery.on() && on_cpu() && compared_ != recovery.pass()) {
+      compares_ = recovery.pass();
+      const Tensor values = std::as_const(store_).values_of(range_.first_slot, range_.slots);
+      mark.values = mixed_bytes(std::as_bytes(values.span<float>()));
+    }
+    mark.done = done_;
+    if (mark.whole == 0 && (normalisers & kPartOfBatch) == 0)
+      mark.done.numbers[StepMark::forwards] = weights()->forwards();
+    // Perhaps one rank has updated values for others.
+    if (store_.value_writes() != value_writes_) mark.done.numbers[StepMark::updates] = -1;
     return mark;
   }
 
+  /// Slots [first, end) are about to be clipped, or updated.
+  void update_begins(int first, int end, nn::UpdateSettings by) {
+    first = std::max(first, range_.first_slot);
+    end = std::min(end, end_slot());
+    if (first >= end || options_.local_steps || group().size() == 1 || Recovery::instance().is_void()) return;
+    if (by.optimizer == nn::UpdateSettings::none) {
+      clip_norm_ = by.values[nn::UpdateSettings::clip_norm];
+      return;
+    }
+    for (int slot = first; slot < end; ++slot)
+      require<UsageError>(!store_.has_gradient(slot) || store_.is_summed(slot), "step(): the gradient of ",
+                          store_.slots()[static_cast<std::size_t>(slot)].name, " is that of rank ", group().rank(),
+                          " alone, expected the sum over the ranks: run the last backward before it without no_sync(), "
+                          "or set DistributedDataParallelOptions::local_steps");
+    by.values[nn::UpdateSettings::clip_norm] = clip_norm_;
+    add_update(done_, by);
+  }
+
   double scale_of_gradients(unsigned normalisers) {
-    if (!joining()) group().set_batch(mark());
+    if (!joining()) group().set_batch(mark_of(normalisers));
     if (options_.rule == GradientRule::torch) return 1.0 / group().size();
     if (normalisers == kGlobalRows && !joining()) return 1;
     require<UsageError>(!reducer().recorded(),
@@ -477,6 +508,9 @@ class ModuleHooks final : public GradientSynchroniser, private Recoverable {
     const std::int64_t step = steps();
     if (options_.compare_parameters_every > 0 && !joining() && step % options_.compare_parameters_every == 0)
       compare_parameters(step);
+    done_ = {.numbers = {-1, -1, 0}};
+    clip_norm_ = 0;
+    value_writes_ = store_.value_writes();
   }
 
   void compare_parameters(std::int64_t step) const {
@@ -515,6 +549,9 @@ class ModuleHooks final : public GradientSynchroniser, private Recoverable {
     return found != sums_aside_.end() && store_.is_aside(slot) ? &found->second : nullptr;
   }
   std::map<int, Aside> sums_aside_;           // by slot
+  StepMark done_{.numbers = {-1, -1, 0}};     // updates since the last reduction
+  float clip_norm_ = 0;                       // of the next update
+  std::uint64_t value_writes_ = 0;            // of the store, at that
   std::shared_ptr<nn::GradientParts> parts_;  // null: each rank owns one subtree, or none
   bool has_parts_ = false;                    // whether parts were made
   bool has_shared_ = false;                   // whether parts were made in memory that ranks share, where there is such
@@ -530,7 +567,7 @@ class ModuleHooks final : public GradientSynchroniser, private Recoverable {
   Tensor saved_buffers_{};                      // as before this step
   std::optional<nn::Context> saved_context_{};  // likewise: what dropout draws next
   Lasting::Hold joins_rows_;                    // null: by no rows, or of no other rank
-  nn::HookHandle at_begin_, on_ready_, at_end_, at_rank_sum_{};
+  nn::HookHandle at_begin_, on_ready_, at_end_, before_update_, at_rank_sum_{};
 };
 
 DistributedDataParallel::DistributedDataParallel(nn::Module& module, ProcessGroup& group,
@@ -613,6 +650,7 @@ T DistributedDataParallel::run(nn::Context& context, const T& input) const {
   };
   if (!training() || !hooks_->synchronises() || !grad_enabled()) return forward();
   hooks_->forward_begins(context);
+  batch.counts = true;
   T output = forward();
   hooks_->forward_ended();
   return output;

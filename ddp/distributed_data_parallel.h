@@ -53,6 +53,12 @@ struct DistributedDataParallelOptions {
   /// CommError on every rank that names the ranks whose parameters are not rank 0's, and the first such parameter. Not
   /// within join(); steps cannot be recorded with it. Steps of an elastic job are those of the job.
   std::int64_t compare_parameters_every = 0;
+  /// Ranks may step by gradients that were not reduced, as for local SGD under no_sync(), and otherwise than the
+  /// others. Without it, step() throws UsageError there, and backward CommError on every rank if two ranks differ since
+  /// the last reduction in their number of forwards (of batches that no sampler divided) or of step() (unless the
+  /// program has written values), or in an optimizer, rate, momentum, decay or clip norm. Not within join(), or right
+  /// behind it or a recovery.
+  bool local_steps = false;
   /// Communicates gradients in place of all_reduce: ddp/comm_hook.h. The same kind on all ranks.
   std::shared_ptr<CommHook> comm_hook{};
   /// In an elastic job, which does a step again where a rank is lost: a batch may have several forwards, backwards and

@@ -67,6 +67,7 @@ void GradientSynchroniser::join(const std::function<void()>& body, const Join& c
   std::int64_t longest = trained * group_.size() + group_.rank();
   group_.all_reduce({&longest, 1, DType::i64}, ReduceOp::max).wait();
   calls.parameters_and_buffers(static_cast<int>(longest % group_.size()));
+  weights_->restart();
 }
 
 }  // namespace duet::ddp

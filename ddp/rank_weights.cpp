@@ -18,6 +18,7 @@ namespace {
 struct RowsOfRank {
   std::int64_t trains, normalisers;
   std::int64_t blocks;         // of the last batch if ranks own its blocks, else 0
+  std::int64_t batches;        // their number; parts of one count together
   std::int64_t size;           // rows of each batch; -1 if they differ
   std::uint64_t sizes;         // hash of the batches' numbers of rows, in order; 0: backward reached no batch
   std::uint64_t part;          // hash of this rank's part of a shared order, which no other rank has; 0: unknown
@@ -152,6 +153,7 @@ RowsOfRank summary_of(const std::vector<RankWeights::Batch>& all, const RankWeig
   RowsOfRank own{.trains = step.trains,
                  .normalisers = step.normalisers,
                  .blocks = all.empty() || !all.back().stamp.owned ? 0 : all.back().stamp.blocks,
+                 .batches = static_cast<std::int64_t>(batches.size()),
                  .size = batches.empty() ? 0 : batches[0].rows,
                  .sizes = 0,
                  .part = 0,
@@ -195,6 +197,10 @@ RankWeights::Weight weight_of(const RowsOfRank& own, const std::vector<RowsOfRan
   const RowsOfRank& first = all[static_cast<std::size_t>(training[0])];
   if (ranks_where(all, [&](const RowsOfRank& rank) { return rank.sizes != first.sizes; }).empty())
     return {step.trains ? 1.0 / static_cast<double>(training.size()) : 1.0, false, true};
+  for (const int rank : training)
+    require<UsageError>(all[static_cast<std::size_t>(rank)].batches == first.batches, "the gradients of rank ", rank,
+                        " are of ", all[static_cast<std::size_t>(rank)].batches, " accumulated batches, expected ",
+                        first.batches, " as on rank ", training[0]);
   const std::vector<int> varying = ranks_where(all, [](const RowsOfRank& rank) { return rank.size < 0; });
   require<UsageError>(varying.empty(), "gradients of batches of several sizes have accumulated on ",
                       rank_names(varying),
@@ -214,6 +220,9 @@ struct OutputNode final : Node {
                         "those of this rank; keep the wrapper as long as its losses");
     wrapper->reached(batch);
   }
+  void consumed() override {
+    if (const auto wrapper = weights.lock(); batch.counts && wrapper != nullptr) wrapper->consumed(batch.forward);
+  }
   void backward(const Gradients& gradients) override { gradients.inputs[0] = gradients.outputs[0]; }
   std::weak_ptr<RankWeights> weights;  // while the wrapper is
   RankWeights::Batch batch;
@@ -230,6 +239,7 @@ void RankWeights::backward_begins(std::uint64_t zero_grads) {
 void RankWeights::reduced() {
   batches_.clear();
   of_this_run_ = 0;
+  restart();
 }
 
 void RankWeights::reached(const Batch& batch) {
@@ -292,6 +302,7 @@ Variable output_of_batch(const Variable& output, const std::shared_ptr<RankWeigh
   node->set_kinds((kinds & kDivisors & ~unsigned{kOwnRows}) != 0 ? kinds : (kinds & ~unsigned{kFree}) | kOwnRows);
   node->weights = weights;
   node->batch = batch;
+  if (output.shape().rank() == 0) node->consumed();  // a loss itself
   return {output.value(), std::move(node)};
 }
 

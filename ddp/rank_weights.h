@@ -1,10 +1,12 @@
 // By how much each rank's gradients count, and statistics of all ranks' rows.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "ddp/group/process_group.h"
@@ -26,11 +28,19 @@ class RankWeights {
     std::uint64_t forward = 0;  // number of the forward
     std::int64_t rows = 0;
     Rows stamp{};
+    bool counts = false;  // for forwards()
   };
   /// A backward begins. `zero_grads`: how often gradients were dropped; what accumulated before the last time is gone.
   void backward_begins(std::uint64_t zero_grads);
   /// The backward that begins next reaches the output of this batch's forward. Once per backward is enough.
   void reached(const Batch& batch);
+  /// A loss is computed from the output of this forward, whose gradient is to be reduced.
+  void consumed(std::uint64_t forward) {
+    if (std::exchange(consumed_, std::max(consumed_, forward)) < forward) ++forwards_;
+  }
+  /// The number of such forwards since the last reduction, or restart().
+  std::int32_t forwards() const { return forwards_; }
+  void restart() { forwards_ = 0; }
   /// The gradients were reduced.
   void reduced();
   /// The rows of batches that a sampler divided among the ranks. Row numbers a and b of a batch stand for the hashes of
@@ -52,14 +62,15 @@ class RankWeights {
   };
   /// This rank's weight; 1 where gradients add up and all ranks train. All ranks call it. Parts of stamped batches are
   /// each rank's own batch, whole, or all ranks' parts of one batch. Throws UsageError on every rank, naming the ranks,
-  /// where they are neither, where weights are undefined, where only some ranks have divided by global rows, and where
-  /// ranks have the same part of an order of samples.
+  /// where they are neither, where weights are undefined, where ranks have accumulated different numbers of batches,
+  /// where only some ranks have divided by global rows, and where ranks have the same part of an order of samples.
   Weight exchange(ProcessGroup& group, const Step& step) const;
 
  private:
   std::vector<Batch> batches_;
   std::size_t of_this_run_ = 0;  // index of the first
-  std::uint64_t zero_grads_ = 0;
+  std::uint64_t zero_grads_ = 0, consumed_ = 0;
+  std::int32_t forwards_ = 0;
 };
 
 /// `output` with a node of the tape through which gradients pass unchanged. Every backward that will reach it calls

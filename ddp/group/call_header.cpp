@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdio>
 #include <cstring>
+#include <iomanip>
 #include <utility>
 
 #include "ddp/store/store.h"
@@ -28,8 +29,79 @@ bool same_call(const CallHeader& one, const CallHeader& other) {
   return std::memcmp(&one, &other, offsetof(CallHeader, batch)) == 0;
 }
 
-constexpr const char* kSamplers =
-    ": give each rank's sampler the number of ranks, its own rank, and the data, seed and batch size of all others";
+constexpr const char* kSameSteps =
+    ": skip, repeat and accumulate batches alike on all ranks, by a value that they have in common, such as a flag's "
+    "maximum (all_reduce)";
+constexpr const char* kSameSettings =
+    ": update by values that all ranks have, in an elastic job kept by elastic::state";
+
+/// The first rank that knows a value, and the first that has another one; null: none has. -1 is unknown.
+template <class Value>
+std::pair<const RankHeader*, const RankHeader*> unlike(std::span<const RankHeader> ranks, Value value_of) {
+  const RankHeader* first = nullptr;
+  for (const RankHeader& one : ranks) {
+    const std::int64_t value = value_of(one.header.batch);
+    if (value == -1) continue;
+    if (first == nullptr) first = &one;
+    if (value != value_of(first->header.batch)) return {first, &one};
+  }
+  return {first, nullptr};
+}
+
+using Texts = std::array<std::string, 3>;  // what differs, and the two values
+
+Texts unlike_settings(const StepMark& first, const StepMark& other) {
+  constexpr std::array kOptimizers = {"none", "a custom one", "SGD", "SGD with Nesterov momentum",
+                                      "Adam", "AdamW",        "?"};
+  constexpr std::array kNames = {"learning rate", "momentum", "dampening", "weight decay",
+                                 "clip norm",     "beta1",    "beta2"};
+  const auto name_of = [&](std::size_t optimizer) { return kOptimizers[std::min(optimizer, kOptimizers.size() - 1)]; };
+  for (std::size_t i = 0; i < first.values.size(); ++i) {
+    const std::uint8_t optimizer = first.optimizers[i], another = other.optimizers[i];
+    if (optimizer != another) return {"optimizer", name_of(optimizer), name_of(another)};
+    std::size_t name = 0;
+    while (name < first.values[i].size() && first.values[i][name] == other.values[i][name]) ++name;
+    if (name == first.values[i].size()) continue;
+    const float one = first.values[i][name], two = other.values[i][name];
+    const auto digits = std::setprecision(concat(one) == concat(two) ? 9 : 6);
+    const bool beta = optimizer >= nn::UpdateSettings::adam && (name == 1 || name == 2);
+    return {kNames[beta ? name + 4 : name], concat(digits, one), concat(digits, two)};
+  }
+  return {"list of further settings", "the same", "another one"};
+}
+
+/// What ranks that make one call have done otherwise since the last reduction; empty: nothing.
+std::string unlike_steps(std::span<const RankHeader> ranks) {
+  constexpr std::array kNames = {"number of forwards between reductions", "", "number of updates between reductions"};
+  for (std::size_t i = 0; i < StepMark::kNumbers; ++i) {
+    const auto [first, other] = unlike(ranks, [i](const BatchMark& mark) { return mark.done.numbers[i]; });
+    if (other == nullptr) continue;
+    const StepMark &one = first->header.batch.done, &two = other->header.batch.done;
+    const bool settings = i == StepMark::settings;
+    const auto [what, expected, value] =
+        settings ? unlike_settings(one, two)
+                 : Texts{kNames[i], std::to_string(one.numbers[i]), std::to_string(two.numbers[i])};
+    return concat("the ", what, " of rank ", other->rank, " is ", value, ", expected ", expected, " as on rank ",
+                  first->rank, settings ? kSameSettings : kSameSteps,
+                  "; if ranks are to differ, set DistributedDataParallelOptions::local_steps");
+  }
+  return {};
+}
+
+/// What to do where ranks make one call with other rows.
+const char* advice_on_rows(std::span<const RankHeader> ranks) {
+  const auto differ = [&](auto field) {
+    const auto value_of = [field](const BatchMark& mark) {
+      return mark.whole == 0 ? -1 : static_cast<std::int64_t>(mark.*field);
+    };
+    return unlike(ranks, value_of).second != nullptr;
+  };
+  const bool sizes = differ(&BatchMark::global) || differ(&BatchMark::blocks), orders = differ(&BatchMark::order);
+  if (differ(&BatchMark::step) || (differ(&BatchMark::whole) && !sizes && !orders)) return kSameSteps;
+  return sizes    ? ": give all ranks' samplers the same batch size and number of blocks"
+         : orders ? ": give all ranks' samplers the same data and seed"
+                  : ": give each rank's sampler the number of ranks and its own rank";
+}
 
 /// A number of a BatchMark that all ranks have alike where they know it, that is where it is not 0.
 struct Common {
@@ -52,6 +124,24 @@ bool differ(const CallHeader& one, const CallHeader& other, const Common& common
 
 }  // namespace
 
+void add_update(StepMark& done, const nn::UpdateSettings& settings) {
+  auto& [numbers, optimizers, values] = done;
+  if (numbers[StepMark::updates] < 0) return;
+  ++numbers[StepMark::updates];
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    if (optimizers[i] == nn::UpdateSettings::none) {
+      optimizers[i] = settings.optimizer;
+      std::copy_n(settings.values.begin(), values[i].size(), values[i].begin());
+      break;
+    }
+    if (optimizers[i] == settings.optimizer && std::equal(values[i].begin(), values[i].end(), settings.values.begin()))
+      return;
+  }
+  const auto added = static_cast<std::uint32_t>(hash(&settings.values, sizeof settings.values, settings.optimizer));
+  std::int32_t& sum = numbers[StepMark::settings];
+  sum = static_cast<std::int32_t>((static_cast<std::uint32_t>(sum) + 1 + added) & 0x7fffffff);
+}
+
 CallHeader header_of(const Call& call, std::uint64_t sequence) {
   const Buffer& common = common_buffer(call);
   CallHeader header;
@@ -69,8 +159,13 @@ CallHeader header_of(const Call& call, std::uint64_t sequence) {
 
 bool Agreement::same(const CallHeader& one, const CallHeader& other) {
   const std::uint64_t whole = one.batch.whole, others = other.batch.whole;
-  return same_call(one, other) && (whole == 0 || others == 0 || whole == others) &&
-         std::ranges::none_of(kCommon, [&](const Common& common) { return differ(one, other, common); });
+  bool same = same_call(one, other) && (whole == 0 || others == 0 || whole == others) &&
+              std::ranges::none_of(kCommon, [&](const Common& common) { return differ(one, other, common); });
+  for (std::size_t i = 0; i < StepMark::kNumbers; ++i) {
+    const std::int32_t number = one.batch.done.numbers[i], other_number = other.batch.done.numbers[i];
+    same = same && (number == other_number || number == -1 || other_number == -1);
+  }
+  return same;
 }
 
 void Agreement::add(const CallHeader& header) {
@@ -79,6 +174,8 @@ void Agreement::add(const CallHeader& header) {
   if (first_.batch.whole == 0) first_.batch.whole = header.batch.whole;
   for (const auto& [number, name, advice] : kCommon)
     if (first_.batch.*number == 0) first_.batch.*number = header.batch.*number;
+  for (std::size_t i = 0; i < StepMark::kNumbers; ++i)
+    if (first_.batch.done.numbers[i] == -1) first_.batch.done.numbers[i] = header.batch.done.numbers[i];
   cover_ += header.batch.cover;
 }
 
@@ -118,32 +215,33 @@ std::uint64_t header_tag(const CallHeader& header) {
 }
 
 std::string disagreement(std::span<const RankHeader> ranks) {
+  const bool one_call = std::all_of(ranks.begin(), ranks.end(),
+                                    [&](const RankHeader& one) { return same_call(one.header, ranks[0].header); });
+  if (const std::string unlike = one_call ? unlike_steps(ranks) : ""; !unlike.empty()) return unlike;
   std::string text = "the ranks disagree: ";
   std::vector<bool> grouped(ranks.size(), false);
   for (std::size_t i = 0; i < ranks.size(); ++i) {
     if (grouped[i]) continue;
     std::vector<int> same;
     for (std::size_t j = i; j < ranks.size(); ++j) {
-      if (ranks[j].header != ranks[i].header) continue;
+      if (describe(ranks[j].header) != describe(ranks[i].header)) continue;
       grouped[j] = true;
       same.push_back(ranks[j].rank);
     }
     const char* const verb = same.size() > 1 ? " call " : " calls ";
     text += concat(i > 0 ? "; " : "", rank_names(same), verb, describe(ranks[i].header));
   }
-  const bool only_rows = std::all_of(ranks.begin(), ranks.end(),
-                                     [&](const RankHeader& one) { return same_call(one.header, ranks[0].header); });
   for (const Common& common : kCommon) {
-    const auto of_others = [&](const RankHeader& one) {
-      return std::ranges::any_of(ranks,
-                                 [&](const RankHeader& other) { return differ(one.header, other.header, common); });
+    const auto value_of = [&](const BatchMark& mark) {
+      const std::uint64_t value = mark.*common.number;
+      return value == 0 ? -1 : static_cast<std::int64_t>(value);
     };
-    if (!only_rows || std::ranges::none_of(ranks, of_others)) continue;
+    if (!one_call || unlike(ranks, value_of).second == nullptr) continue;
     for (const RankHeader& one : ranks)
       text += concat("; rank ", one.rank, common.name, one.header.batch.*common.number);
     return text + common.advice;
   }
-  return only_rows ? text + kSamplers : text;
+  return one_call ? text + advice_on_rows(ranks) : text;
 }
 
 void CallLog::add(const Call& call) {

@@ -40,11 +40,15 @@ std::uint64_t tag_of(const CallHeader& header, int phase);
 /// A tag that two ranks agree on even if they disagree about everything but the sequence.
 std::uint64_t header_tag(const CallHeader& header);
 
+/// Adds an update to what a rank has done, if that is known. Equal settings count once, as ranks may share out the
+/// parameters.
+void add_update(StepMark& done, const nn::UpdateSettings& settings);
+
 /// Whether the ranks' headers, given one by one, are of one call, and of rows that together are whole batches.
 class Agreement {
  public:
-  /// Whether two ranks make the same call, with rows of the same batches where both are known. A rank that has none of
-  /// the rows does not know them.
+  /// Whether two ranks make the same call, with rows of the same batches, after equally many forwards and equal
+  /// updates, as far as both know these. A rank that has none of the rows does not know them.
   static bool same(const CallHeader& one, const CallHeader& other);
   void add(const CallHeader& header);
   /// Whether all added headers are of one call.
@@ -64,7 +68,8 @@ struct RankHeader {
   CallHeader header;
 };
 /// "the ranks disagree: rank 0 calls barrier; ranks 1, 2 call broadcast of 8 f32 from rank 0", "the ranks disagree:
-/// ranks 0, 1 call all_reduce of 9 f32 (sum) with rows 0 to 4 of 8 in step 2; ...".
+/// ranks 0, 1 call all_reduce of 9 f32 (sum) with rows 0 to 4 of 8 in step 2; ...", "the learning rate of rank 1 is
+/// 0.02, expected 0.01 as on rank 0: ...". It ends with what to do.
 std::string disagreement(std::span<const RankHeader> ranks);
 
 /// The headers of a rank's collectives, for libraries that do not compare them: ranks exchange them from time to time.

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <condition_variable>
 #include <cstddef>
 #include <cstdint>
@@ -19,6 +20,7 @@
 #include "ddp/group/tree_parts.h"
 #include "ddp/store/store.h"
 #include "lib/monotonic.h"
+#include "lib/nn/gradient_hooks.h"
 #include "lib/tensor.h"
 
 namespace duet::ddp {
@@ -157,8 +159,20 @@ bool reduces(Collective op);
 /// Whether one rank has another part in it than the others.
 bool has_root(Collective op);
 
-/// The rows of stamped batches from which the gradients in a collective come. Ranks compare it in the header of the
-/// collective.
+/// What a rank has done since its gradients were last reduced.
+struct StepMark {
+  enum Number { forwards, settings, updates, kNumbers };
+  /// Forwards whose gradients were to be reduced, a hash of the settings of all updates, calls of step(); -1: unknown.
+  std::array<std::int32_t, kNumbers> numbers{-1, -1, -1};
+  // The first updates that are distinct, for errors: nn::UpdateSettings, but for eps.
+  std::array<std::uint8_t, 4> optimizers{};
+  std::array<std::array<float, 5>, 2> values{};
+
+  bool operator==(const StepMark&) const = default;
+};
+
+/// What a rank has done, and the rows of stamped batches from which the gradients in a collective come. Ranks compare
+/// it in the header of the collective.
 struct BatchMark {
   std::uint64_t whole = 0;  // sum of hashes of the batches, of which the ranks together have all rows; 0: unknown
   std::uint64_t cover = 0;  // what this rank's rows contribute to `whole`: those of all ranks add up to it
@@ -169,6 +183,7 @@ struct BatchMark {
   // All ranks have these alike; 0: unknown.
   std::uint64_t values = 0;  // hash of the parameters, in the first step of a pass of an elastic job
   std::uint64_t drawn = 0;   // 1 + whether dropout has drawn for the rows before the wrapper's forward
+  StepMark done{};
 
   bool operator==(const BatchMark&) const = default;
 };

@@ -121,22 +121,26 @@ std::vector<std::string> failures_of(Over over, const ReaderOf& reader_of, bool 
 struct Misuse {
   const char* what;
   ReaderOf reader_of;
-  const char* said;  // by every rank
+  const char *said, *advice;  // by every rank
 };
 
 const std::vector<Misuse>& misuses() {
   static const std::vector<Misuse> all = {
-      {"the rank forgotten", [](int) { return Reader{.rank = 0}; }, "ranks 0, 1"},
-      {"batches of 8 and 7", [](int rank) { return Reader{.global_batch = 8 - rank, .rank = rank}; }, "of 7 in step 0"},
-      {"40 and 39 samples", [](int rank) { return Reader{.samples = 40 - rank, .rank = rank}; }, "order"},
-      {"seeds by rank", [](int rank) { return Reader{.seed = std::uint64_t(1 + rank), .rank = rank}; }, "order"},
-      {"other labels", [](int rank) { return Reader{.rank = rank, .first_label = rank}; }, "order"},
-      {"another batch skipped", [](int rank) { return Reader{.rank = rank, .skipped = 1 + 2 * rank}; }, "in step 2"},
+      {"the rank forgotten", [](int) { return Reader{.rank = 0}; }, "ranks 0, 1", "its own rank"},
+      {"batches of 8 and 7", [](int rank) { return Reader{.global_batch = 8 - rank, .rank = rank}; }, "of 7 in step 0",
+       "the same batch size"},
+      {"40 and 39 samples", [](int rank) { return Reader{.samples = 40 - rank, .rank = rank}; }, "order",
+       "the same data"},
+      {"seeds by rank", [](int rank) { return Reader{.seed = std::uint64_t(1 + rank), .rank = rank}; }, "order",
+       "and seed"},
+      {"other labels", [](int rank) { return Reader{.rank = rank, .first_label = rank}; }, "order", "the same data"},
+      {"another batch skipped", [](int rank) { return Reader{.rank = rank, .skipped = 1 + 2 * rank}; }, "in step 2",
+       ": skip, repeat and accumulate batches alike"},
       {"a gap", [](int rank) { return Reader{.cut = std::make_shared<OwnCut>(rank == 0 ? 0 : 4, rank == 0 ? 3 : 8)}; },
-       "rows 0 to 3 of 8"},
+       "rows 0 to 3 of 8", "its own rank"},
       {"an overlap",
        [](int rank) { return Reader{.cut = std::make_shared<OwnCut>(rank == 0 ? 0 : 3, rank == 0 ? 5 : 8)}; },
-       "rows 3 to 8 of 8"},
+       "rows 3 to 8 of 8", "its own rank"},
   };
   return all;
 }
@@ -177,7 +181,7 @@ TEST_CASE("ranks whose loaders disagree all fail, over every backend") {
       CAPTURE(static_cast<int>(over), misuse.what);
       for (const std::string& failure : failures_of(over, misuse.reader_of)) {
         CHECK_THAT(failure, ContainsSubstring("the ranks disagree: "));
-        CHECK_THAT(failure, ContainsSubstring(misuse.said));
+        CHECK_THAT(failure, ContainsSubstring(misuse.said) && ContainsSubstring(misuse.advice));
       }
     }
   }

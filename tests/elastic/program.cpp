@@ -6,7 +6,7 @@
 //                              pieces; leaves: passes that end at their fifth batch, before a unit, or without one
 //   elastic_program own_batches|own_repeated       of a loop of its own; a new process goes through those that are done
 //   elastic_program crossing|leftover|two_steps|two_forwards|whole_batches|breaks|breaks_last|within|shared|
-//                   outside|no_step|two_loops|phases|ends_within|stops|exits|restored
+//                   outside|no_step|two_loops|phases|counted|ends_within|stops|exits|restored
 //                              loops that an elastic job refuses; stops, exits: rank 1 leaves in step 6; restored:
 //                              parameters come from a copy that a new process lacks
 //   elastic_program shared_use|own_rows|torch_rule|averages|nested|beside|samples_second
@@ -236,7 +236,7 @@ void train(const std::string& name) {
   const bool odd = name == "crossing" || name == "leftover";
   std::vector<std::int32_t> numbers(name == "ended" ? kLarge : 0), large(numbers.size());
   std::iota(numbers.begin(), numbers.end(), 1);
-  int epochs = 0;
+  int epochs = 0, updates = 0;
   NamedTensors best;
   const elastic::State kept_large = elastic::state("large", large);
   const elastic::State kept = name == "outside" ? elastic::state("epochs", epochs) : nullptr;
@@ -277,6 +277,7 @@ void train(const std::string& name) {
         ops::cross_entropy(net(samples), labels).backward();
       }
       optim::clip_grad_norm(*model, 1.0);
+      if (name == "counted") opt.set_lr(0.01f / static_cast<float>(1 + updates++));
       opt.step();
       if (name == "within") elastic::unit([&] { group->barrier().wait(); });
       if (name == "two_loops" && net.redo()) continue;

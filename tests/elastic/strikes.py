@@ -60,6 +60,7 @@ REFUSED = {"crossing": "gradients of a pass over the loader are accumulated in t
            "no_step": "redo() before the step of an optimizer",
            "two_loops": "redo() of an elastic job is for loops without a loader that ranks share",
            "phases": "SGD is made in or after a step or unit of an elastic job, expected before the first one",
+           "counted": "the learning rate of rank 1 is 0.01, expected 0.00",
            "ends_within": "a schedule has ended within a step or unit of an elastic job",
            "stops": "rank 1 ended with exit code 0: its training ended after step 5, but rank 0 continues",
            "exits": "rank 1 ended with exit code 0: it left the training after step 5",
@@ -78,7 +79,7 @@ REFUSED_OF_LIBTORCH = {"unkept": " has changed in a step, but is of no optimizer
 # Steps have two buckets each, and passes nine steps.
 STRUCK = {"breaks": "all_reduce:1:9:9", "breaks_last": "all_reduce:1:9:9", "shared": "all_reduce:1:21:9",
           "restored": "all_reduce:1:21:9",
-          "absent": "all_reduce:1:9:9", "fails": "all_reduce:1:9:9"}
+          "absent": "all_reduce:1:9:9", "counted": "all_reduce:1:9:9", "fails": "all_reduce:1:9:9"}
 # Fault points, and how often a rank has passed them when it is struck.
 IN_STEPS = (("all_reduce", 1), ("all_reduce", 2), ("all_reduce", 15), ("collective", 5), ("collective", 15), ("collective", 25),
             ("init", 1))
