@@ -31,6 +31,9 @@ struct DistributedDataParallelOptions {
   /// In every K-th step all ranks compare hashes of their parameters; 0: never. backward then throws CommError on every
   /// rank that names the ranks whose parameters are not rank 0's, and the first such parameter.
   std::int64_t compare_parameters_every = 0;
+  /// Ranks may go forward different numbers of times between two reductions. Without it, backward throws CommError on
+  /// every rank that names two ranks and the numbers. Steps of LibTorch's optimizers are not compared.
+  bool local_steps = false;
   /// Communicates gradients in place of all_reduce: ddp/comm_hook.h. What it asks of a GPU belongs on the stream of
   /// duet's device (Backend::stream), with which LibTorch's streams are ordered.
   std::shared_ptr<ddp::CommHook> comm_hook{};

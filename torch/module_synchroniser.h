@@ -130,6 +130,7 @@ class ModuleSynchroniser final : private Recoverable {
   void forward_begins() {
     const c10::DeviceGuard guard(layout_.device());
     const int root = synchroniser_.forward_begins();
+    synchroniser_.weights()->consumed(synchroniser_.next_forward());
     if (options_.broadcast_buffers) broadcast_together(group_, buffers_, root);
   }
   void forward_ended() const { synchroniser_.forward_ended(); }
@@ -193,6 +194,7 @@ class ModuleSynchroniser final : private Recoverable {
   }
   void restore() override {
     backwards_ = 0;
+    synchroniser_.weights()->restart();
     for (std::size_t i = 0; i < accumulated_.size(); ++i) {
       gradient(i) = at::Tensor();
       accumulated_[i] = 0;
@@ -284,7 +286,10 @@ class ModuleSynchroniser final : private Recoverable {
     synchroniser_.weights()->backward_begins(drops_);
     weighed_ = false;
     synchronises_ = synchroniser_.synchronises();
-    if (synchronises_) synchroniser_.backward_begins();
+    if (!synchronises_) return;
+    synchroniser_.backward_begins();
+    if (!options_.local_steps && !synchroniser_.joining())
+      group_.set_batch({.done = {.numbers = {synchroniser_.weights()->forwards(), -1, -1}}});
   }
 
   void gradient_ready(std::size_t i) {
