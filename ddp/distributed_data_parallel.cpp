@@ -4,7 +4,6 @@
 #include <atomic>
 #include <chrono>
 #include <cstddef>
-#include <map>
 #include <optional>
 #include <span>
 #include <utility>
@@ -14,6 +13,7 @@
 #include "ddp/group/compare_ranks.h"
 #include "ddp/rank_weights.h"
 #include "ddp/reducer.h"
+#include "ddp/sums_aside.h"
 #include "dp/data_parallel.h"
 #include "lib/autograd/grad_mode.h"
 #include "lib/autograd/node.h"
@@ -74,6 +74,7 @@ class ModuleHooks final : public GradientSynchroniser, private Recoverable {
         range_(module.range()),
         options_(options),
         sums_(group),
+        aside_(store_, range_),
         may_be_cut_(module.sums_by_blocks() && module.all_modules([](const nn::Module& one) {
           return dynamic_cast<const dp::DataParallel*>(&one) == nullptr;  // which cuts by itself
         })),
@@ -209,7 +210,7 @@ class ModuleHooks final : public GradientSynchroniser, private Recoverable {
     if (saved_context_) module_.context() = *std::exchange(saved_context_, {});
     if (saved_buffers_.defined()) copy(std::exchange(saved_buffers_, {}), buffers());
     store_.zero_grad();
-    sums_aside_.clear();
+    aside_.clear();
     done_ = {};
     weights()->restart();
   }
@@ -305,7 +306,7 @@ class ModuleHooks final : public GradientSynchroniser, private Recoverable {
   }
 
   void backward_begins() {
-    if (store_.hooks().adds_free()) return set_own_aside();
+    if (store_.hooks().adds_free()) return aside_.begin_free();
     if (synchronises()) GradientSynchroniser::backward_begins();
     if (parts_ != nullptr) make_parts();
     weights()->backward_begins(store_.zero_grad_count());
@@ -329,80 +330,7 @@ class ModuleHooks final : public GradientSynchroniser, private Recoverable {
         "the global batch already: use GradientRule::rows, or batches without the loader's stamp");
     sums_.set_weighted(!global && !part && options_.rule == GradientRule::rows);
     if (synchronises()) reducer().set_scale(scale_of_gradients(normalisers));
-    set_sums_aside();
-  }
-
-  /// Sums over the ranks that are in the gradients already would count once for each rank in the next sum: those of an
-  /// earlier backward of this step, as a GAN's discriminator has two, and those that zero_grad() of another part has
-  /// left. So backward begins without them, and they are added at its end, as on one device. Gradients that runs under
-  /// no_sync() add to them are kept apart until the next sum.
-  void set_sums_aside() {
-    for (int slot = range_.first_slot; slot < end_slot(); ++slot) {
-      if (store_.is_summed(slot)) {
-        sums_aside_.insert_or_assign(slot, Aside{.sum = std::as_const(store_).gradient(slot).clone()});
-        store_.set_aside(slot);
-      } else if (Aside* const aside = aside_of(slot); aside != nullptr && aside->own.defined()) {
-        copy(std::exchange(aside->own, {}), store_.gradient(slot));
-      }
-    }
-  }
-
-  /// Sums that the last backward, under no_sync(), began without.
-  void add_sums_to_own() {
-    for (auto& [slot, aside] : sums_aside_) {
-      if (!store_.is_aside(slot)) continue;
-      const Tensor gradient = store_.gradient(slot);
-      if (!store_.has_gradient(slot)) {
-        copy(aside.sum, gradient);
-        store_.set_summed(slot);
-        continue;
-      }
-      aside.own = gradient.clone();
-      backend(gradient).add(aside.sum, gradient, gradient);
-    }
-  }
-
-  /// Before a run that adds what is free of the batch, of which all ranks have the same: what this rank has accumulated
-  /// waits for the next sum.
-  void set_own_aside() {
-    for (int slot = range_.first_slot; slot < end_slot(); ++slot) {
-      if (!store_.has_gradient(slot) || store_.is_summed(slot)) continue;
-      if (aside_of(slot) == nullptr) sums_aside_.insert_or_assign(slot, Aside{});
-      Aside& aside = sums_aside_.at(slot);
-      if (!aside.own.defined()) aside.own = std::as_const(store_).gradient(slot).clone();
-      store_.set_aside(slot);
-    }
-  }
-
-  /// After it: it counts as a sum over the ranks.
-  void add_free_to_sums() {
-    if (const Recovery& recovery = Recovery::instance(); recovery.is_void() || recovery.has_recovered())
-      return store_.zero_grad(range_.first_slot, range_.slots);
-    for (int slot = range_.first_slot; slot < end_slot(); ++slot) {
-      Aside* const aside = aside_of(slot);
-      if (aside == nullptr) {
-        if (store_.has_gradient(slot)) store_.set_summed(slot);
-        continue;
-      }
-      const Tensor gradient = store_.gradient(slot);
-      if (store_.has_gradient(slot)) {
-        if (aside->sum.defined()) backend(gradient).add(aside->sum, gradient, gradient);
-        aside->sum = gradient.clone();
-        backend(gradient).add(aside->own, gradient, gradient);
-      }
-      store_.set_filled(slot);
-      if (!aside->sum.defined()) sums_aside_.erase(slot);
-    }
-  }
-
-  /// Adds the sum of an earlier backward, if there is one, to that of this one; `used`: the gradient holds the latter.
-  /// False: there is neither.
-  bool add_sum_aside(int slot, bool used) {
-    const Aside* const aside = aside_of(slot);
-    if (aside == nullptr) return used;
-    const Tensor gradient = store_.gradient(slot);
-    used ? backend(gradient).add(aside->sum, gradient, gradient) : copy(aside->sum, gradient);
-    return true;
+    aside_.begin();
   }
 
   /// What ranks compare in the header of the next collective.
@@ -472,10 +400,10 @@ class ModuleHooks final : public GradientSynchroniser, private Recoverable {
   }
 
   void backward_ended() {
-    if (store_.hooks().adds_free()) return add_free_to_sums();
+    if (store_.hooks().adds_free()) return aside_.end_free();
     if (!synchronises()) {
       if (parts_ != nullptr) add_parts();
-      return add_sums_to_own();
+      return aside_.add_to_own();
     }
     Recovery& recovery = Recovery::instance();
     // Of several wrappers the first one has recovered, and the gradients of all are empty.
@@ -502,8 +430,8 @@ class ModuleHooks final : public GradientSynchroniser, private Recoverable {
       return true;
     });
     for (int slot = range_.first_slot; slot < end_slot(); ++slot)
-      if (add_sum_aside(slot, reducer().used(mirrored(slot)))) store_.set_summed(slot);
-    sums_aside_.clear();
+      if (aside_.add_to(slot, reducer().used(mirrored(slot)))) store_.set_summed(slot);
+    aside_.clear();
     store_.hooks().forget_normalisers();
     const std::int64_t step = steps();
     if (options_.compare_parameters_every > 0 && !joining() && step % options_.compare_parameters_every == 0)
@@ -539,16 +467,7 @@ class ModuleHooks final : public GradientSynchroniser, private Recoverable {
   const nn::Module::Range range_;
   const DistributedDataParallelOptions options_;
   GroupSums sums_;
-  struct Aside {
-    Tensor sum;    // over the ranks
-    Tensor own{};  // what this rank has added to it under no_sync(); undefined: nothing, or it is in the gradient
-  };
-  /// Null: none, or zero_grad() has emptied the slot since.
-  Aside* aside_of(int slot) {
-    const auto found = sums_aside_.find(slot);
-    return found != sums_aside_.end() && store_.is_aside(slot) ? &found->second : nullptr;
-  }
-  std::map<int, Aside> sums_aside_;           // by slot
+  SumsAside aside_;
   StepMark done_{.numbers = {-1, -1, 0}};     // updates since the last reduction
   float clip_norm_ = 0;                       // of the next update
   std::uint64_t value_writes_ = 0;            // of the store, at that

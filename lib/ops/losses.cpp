@@ -317,7 +317,7 @@ Variable counted_loss(const Variable& input, const Tensor& of, const LabelOption
   require<UsageError>(smoothing == 0 || (kLogits && smoothing > 0 && smoothing <= 1 && !options.weight.defined()),
                       Gradient::kName, ": label smoothing ", smoothing,
                       ", expected 0 to 1, and 0 with weights and for ", NllLossGradient::kName);
-  const LabelledRows rows(input, of);
+  const LabelledRows rows(Gradient::kName, input, of);
   const Variable& x = rows.x;
   const CountedLabels counted(Gradient::kName, rows.labels, x.size(1), options);
   const Tensor y = kLogits ? result_of(x, x.shape()) : x.value();

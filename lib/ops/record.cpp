@@ -16,11 +16,11 @@ bool may_be_batch(const Tensor& result, std::span<const Variable* const> inputs,
 
 unsigned kinds_of_result(const Tensor& result, std::span<const Variable* const> inputs, const OperatorKind& op) {
   unsigned in = 0;
-  bool of_batch = result.stamp().stamped(), unknown = of_batch;
+  bool of_batch = result.stamp().known(), unknown = of_batch;
   for (const Variable* input : inputs) {
     if (!input->defined()) continue;
     if (!input->requires_grad()) {
-      of_batch = of_batch || input->value().stamp().stamped();
+      of_batch = of_batch || input->value().stamp().known();
       unknown = unknown || of_batch || may_be_batch(result, inputs, op);
       continue;
     }
