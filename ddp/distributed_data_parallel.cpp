@@ -371,7 +371,7 @@ class ModuleHooks final : public GradientSynchroniser, private Recoverable {
   }
 
   double scale_of_gradients(unsigned normalisers) {
-    if (!joining()) group().set_batch(mark_of(normalisers));
+    if (!joining() && !Recovery::instance().is_void()) group().set_batch(mark_of(normalisers));  // else no sum takes it
     if (options_.rule == GradientRule::torch) return 1.0 / group().size();
     if (normalisers == kGlobalRows && !joining()) return 1;
     require<UsageError>(!reducer().recorded(),

@@ -234,7 +234,7 @@ class Strikes:
         self.cells += 1
         if not (self.options.random or self.options.cells or is_drawn(self.cells, 4)):
             return
-        alone = network in ("plain", "accumulated", "unstamped", *OWN[1:], *LIBTORCH)
+        alone = network in ("plain", "accumulated", "unstamped", "undone", *OWN[1:], *LIBTORCH)
         key = (network, ranks if alone else "any number")
         if key not in self.expected:
             wrong, self.expected[key], errors, _ = self.job(network, ranks, lambda job: [], 0, 0, "auto")
@@ -270,6 +270,8 @@ class Strikes:
                 self.run(f"DUET_FAULT={fault}, {network}", network, 3, lambda job: [], DUET_FAULT=fault)
         fault = "all_reduce:1:9:9"  # dropout counts its draws where batches have no stamp
         self.run(f"DUET_FAULT={fault}, unstamped", "unstamped", 3, lambda job: [], DUET_FAULT=fault)
+        fault = "all_reduce:1:15:9"  # the void step has a second backward, without a sum
+        self.run(f"DUET_FAULT={fault}, undone", "undone", 3, lambda job: [], DUET_FAULT=fault)
         for i, fault in enumerate(("commit:2:30:9", "collective:1:62:9", "collective:0:63:9", "commit:0:31:9")):
             self.run(f"DUET_FAULT={fault}, ended", "ended", 3, lambda job: [], i % 2, DUET_FAULT=fault)
         # In the last and first step of passes between which parameters are written, and in the unit before.
