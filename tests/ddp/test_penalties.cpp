@@ -23,10 +23,10 @@ using namespace duet_test;
 
 namespace {
 
-constexpr std::int64_t kRows = 20;
+constexpr std::int64_t kPenaltyRows = 20;
 
-struct Net : nn::Sequential {
-  explicit Net(std::uint64_t seed) {
+struct PenaltyNet : nn::Sequential {
+  explicit PenaltyNet(std::uint64_t seed) {
     add<nn::Flatten>();
     add<nn::Linear>(784, 6);
     add<nn::ReLU>();
@@ -71,7 +71,7 @@ const std::vector<Penalty>& penalties() {
 std::string trained(nn::Module& model, nn::Module& net, const Penalty& penalty, bool first, int rank, int ranks) {
   optim::SGD opt(model, {.lr = 0.05f, .momentum = 0.5f});
   for (std::int64_t step = 0; step < 3; ++step) {
-    const Batch batch = owned_batch(kRows, step, rank, ranks).to(model.parameters().device());
+    const Batch batch = owned_batch(kPenaltyRows, step, rank, ranks).to(model.parameters().device());
     opt.zero_grad();
     const Variable before = first ? penalty(model) : Variable();
     const Variable loss = ops::nll_loss(net(batch.images), batch.labels);
@@ -87,17 +87,17 @@ TEST_CASE("a penalty on parameters counts once, with the bits of one device, und
   for (std::size_t i = 0; i < penalties().size(); ++i)
     for (const bool first : {false, true}) {
       const Penalty& penalty = penalties()[i];
-      Net single(kSeed);
+      PenaltyNet single(kSeed);
       const std::string expected = trained(single, single, penalty, first, 0, 1);
       for (const int count : {2, 3, 4, 8}) {
         CAPTURE(i, first, count);
         run_ranks(Over::shm, count, [&](ProcessGroup& group) {
-          Net model(kSeed);
+          PenaltyNet model(kSeed);
           model.to({DeviceKind::cpu, group.rank()});
           DistributedDataParallel net(model, group, {.bucket_limits = {64}});
           CHECK(trained(model, net, penalty, first, group.rank(), count) == expected);
         });
-        Net model(kSeed);
+        PenaltyNet model(kSeed);
         dp::DataParallel net(model, {.devices = first_devices(DeviceKind::cpu, count)});
         CHECK(trained(model, net, penalty, first, 0, 1) == expected);
       }
@@ -122,13 +122,13 @@ TEST_CASE("the penalty of each backward counts once, under no_sync() and in a ba
             if (where == Where::after) penalty(model).backward();
           }
         };
-        Net single(kSeed);
+        PenaltyNet single(kSeed);
         accumulate(single, single, nullptr, {8}, 0);
         CAPTURE(stamped, where, no_sync);
-        check_all_close(of_ranks<Net>(2,
-                                      [&](DistributedDataParallel& net, int rank, Device) {
-                                        accumulate(net.module(), net, &net, {5, 3}, rank);
-                                      }),
+        check_all_close(of_ranks<PenaltyNet>(2,
+                                             [&](DistributedDataParallel& net, int rank, Device) {
+                                               accumulate(net.module(), net, &net, {5, 3}, rank);
+                                             }),
                         gradients_of(single));
       }
 }
@@ -146,16 +146,16 @@ TEST_CASE("a module's own penalty counts once where one tape has a rank's rows, 
     ops::mean(net(nn::Value(nn::List{Variable(batch.images), Variable(batch.labels)})).variable()).backward();
   };
   Penalised single;
-  step(single, owned_batch(kRows, 0, 0, 1));
+  step(single, owned_batch(kPenaltyRows, 0, 0, 1));
   run_ranks(Over::memory, 2, [&](ProcessGroup& group) {
     const Device device{DeviceKind::cpu, group.rank()};
     Penalised model;
     model.to(device);
     DistributedDataParallel net(model, group);
-    step(net, owned_batch(kRows, 0, group.rank(), 2).to(device));
+    step(net, owned_batch(kPenaltyRows, 0, group.rank(), 2).to(device));
     CHECK(gradients_of(model) == gradients_of(single));
   });
   dp::DataParallel net(single, {.devices = first_devices(DeviceKind::cpu, 2)});
-  CHECK_THROWS_WITH(step(net, owned_batch(kRows, 0, 0, 1)),
+  CHECK_THROWS_WITH(step(net, owned_batch(kPenaltyRows, 0, 0, 1)),
                     ContainsSubstring("the module gives a sum of a term that was divided"));
 }

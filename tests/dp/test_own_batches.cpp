@@ -23,7 +23,7 @@ using namespace duet_test;
 
 namespace {
 
-using Values = std::vector<float>;
+using GradientValues = std::vector<float>;
 using Loss = std::function<Variable(const Variable& output, const Tensor& labels)>;
 
 Variable library_loss(const Variable& output, const Tensor& labels) { return ops::nll_loss(output, labels); }
@@ -38,19 +38,19 @@ Batch batch_of(std::int64_t rows, bool stamped) {
   return batch;
 }
 
-Values gradients_of(nn::Module& model) {
+GradientValues gradients_of(nn::Module& model) {
   const auto all = std::as_const(model.parameters()).gradients().span<float>();
   return {all.begin(), all.end()};
 }
 
-Values alone(const Batch& batch, const Loss& loss) {
+GradientValues alone(const Batch& batch, const Loss& loss) {
   SyncNet model(kSeed);
   loss(model(batch.images), batch.labels).backward();
   return gradients_of(model);
 }
 
 /// Of `devices` devices, with the loss in the replicas or of the gathered output.
-Values side_by_side(int devices, const Batch& batch, const Loss& loss, bool in_replicas) {
+GradientValues side_by_side(int devices, const Batch& batch, const Loss& loss, bool in_replicas) {
   SyncNet model(kSeed);
   dp::DataParallelOptions options{.devices = first_devices(DeviceKind::cpu, devices)};
   if (in_replicas) options.loss = loss;
@@ -62,7 +62,7 @@ Values side_by_side(int devices, const Batch& batch, const Loss& loss, bool in_r
   return gradients_of(model);
 }
 
-void check_close(const Values& got, const Values& expected) {
+void check_close(const GradientValues& got, const GradientValues& expected) {
   REQUIRE(got.size() == expected.size());
   double largest = 0, worst = 0;
   for (std::size_t i = 0; i < got.size(); ++i) {
@@ -81,7 +81,7 @@ TEST_CASE("a synchronised batch norm with the loss in the replicas trains with f
     for (std::int64_t rows = 1; rows <= 9; ++rows) {
       CAPTURE(devices, rows);
       const Batch batch = batch_of(rows, true);
-      const Values got = side_by_side(devices, batch, library_loss, true);
+      const GradientValues got = side_by_side(devices, batch, library_loss, true);
       check_close(got, alone(batch, library_loss));
       if (devices == 2 || devices == 4 || devices == 8) CHECK(got == alone(batch, library_loss));
     }
@@ -162,7 +162,7 @@ TEST_CASE("a module that gives its loss has the gradients of one device, by mean
   struct Result {
     Shape shape;
     float loss;
-    Values gradients;
+    GradientValues gradients;
   };
   const auto step = [](int devices, const Batch& batch, bool vector, auto reduce) {
     GivesLoss model(vector);

@@ -16,12 +16,12 @@ namespace {
 
 Variable drop(const Variable& x) { return ops::dropout(x, {.seed = 5, .step = 3, .layer = 2, .p = 0.5f}); }
 
-struct Case {
+struct ViewCase {
   const char* what;
   Variable (*of)(const Variable& x);  // of (N, 6, 4)
 };
 
-const Case kCases[] = {
+const ViewCase kCases[] = {
     {"thirds of a sample",
      [](const Variable& x) {
        return drop(ops::reshape(x, {-1, 8}));
