@@ -316,7 +316,10 @@ class ModuleHooks final : public GradientSynchroniser, private Recoverable {
         "the loss was divided by this rank's own rows, expected one that is divided by the rows of the "
         "global batch (ops::batch_mean(), of tensors with the loader's stamp): the elastic job may go "
         "on with fewer ranks, but the bits of weighted means depend on their number");
-    if (group().size() == 1) return;
+    if (group().size() == 1) {
+      if (Recovery::instance().ranks_change()) aside_.begin();  // sums as with other ranks
+      return;
+    }
     const bool global = (normalisers & kGlobalRows) != 0, part = (normalisers & kPartOfBatch) != 0;
     const unsigned others = normalisers & (global ? ~unsigned{kGlobalRows} : part ? unsigned{kOwnRows} : 0u);
     require<UsageError>(others == 0,

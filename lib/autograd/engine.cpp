@@ -42,6 +42,8 @@ Tensor& Gradients::place(std::size_t i, const Shape& shape, Device device, Layou
   return inputs[i];
 }
 
+namespace {
+
 /// The edge of a node's argument that has this kind, or null.
 const Edge* argument_of(const Edge& edge, unsigned kind) {
   for (const Edge& argument : edge.node->edges())
@@ -60,8 +62,11 @@ const Edge* argument_of(const Edge& edge, unsigned kind) {
                           " over this device's rows of the batch, expected a value of single rows, as the gradients of "
                           "several devices would not add up to that of the whole batch: apply ",
                           op, " before ", mean->node->name(), ", or start backward there, with the slope at the mean ",
-                          "of all devices' rows as its gradient (docs/own_network.md)"));
+                          "of all devices' rows as its gradient (docs/own_network.md); of batches without a stamp, "
+                          "GradientRule::torch takes the mean of all ranks' gradients as PyTorch does"));
 }
+
+}  // namespace
 
 /// One backward run.
 class Engine {
@@ -79,6 +84,8 @@ class Engine {
     unsigned normalisers = 0;
     for (const BackwardRoot& root : roots)
       normalisers |= sets_aside_ ? root.edge.kinds() & kDivisors : root.edge.normalisers();
+    // Those of batches of a rank's own depend on the number of ranks as it is.
+    counts_uses_ = (normalisers & kShares) != 0 || !listens(&BackwardListener::adds_free_last);
     require<UsageError>(
         (normalisers & kGlobalRows) == 0 || listeners_.empty() || listens(&BackwardListener::adds_up_ranks),
         "a sampler divided this batch among several ranks, and the loss is a part of that of all their rows, but no "
@@ -98,6 +105,7 @@ class Engine {
   bool listens(bool (BackwardListener::*to)() const) const { return std::ranges::any_of(listeners_, to); }
 
   static bool is_free(const Edge& edge) { return (edge.kinds() & (kDivisors | kFree)) == kFree; }
+  static bool is_free(const Node& node) { return (node.kinds_of(0) & (kDivisors | kFree)) == kFree; }
 
   /// Throws unless the gradients of what several tapes have of this value add up.
   void require_sum(const Edge& value) const {
@@ -180,6 +188,7 @@ class Engine {
   void begin(Node& node) {
     node.run_ = run_;
     node.waiting_ = 0;
+    node.has_batch_ = false;
     node.arrived_.assign(static_cast<std::size_t>(node.outputs()), Tensor());
     if (!is_last_) node.consumer_ = 0;
     if (!is_last_ && !sets_aside_) {
@@ -196,7 +205,8 @@ class Engine {
     PooledVector<Tensor> inputs(node.edges().size());
     for (std::size_t i = 0; i < inputs.size(); ++i) {
       const auto* const leaf = dynamic_cast<const Leaf*>(node.edges()[i].node.get());
-      if (leaf != nullptr && leaf->waiting_ == 1 && !leaf->arrived_[0].defined()) inputs[i] = leaf->place();
+      const bool arrives = leaf != nullptr && !leads_aside(node, node.edges()[i]);
+      if (arrives && leaf->waiting_ == 1 && !leaf->arrived_[0].defined()) inputs[i] = leaf->place();
     }
     auto* const leaf = dynamic_cast<Leaf*>(&node);
     const bool reached = &node == from_one_ || std::any_of(node.arrived_.begin(), node.arrived_.end(),
@@ -209,16 +219,20 @@ class Engine {
     } else {
       inputs.assign(inputs.size(), Tensor());  // no gradient came this way: nothing is handed on
     }
-    node.used_ = true;
     node.arrived_.clear();
-    node.release();
+    if (!sets_aside_ || leaf != nullptr ||
+        !is_free(node)) {  // else the run of what is free of the batch may come again
+      node.used_ = true;
+      node.release();
+    }
     for (std::size_t i = 0; i < inputs.size(); ++i) deliver(node, node.edges()[i], std::move(inputs[i]));
   }
 
   /// Whether a term of the loss is one that is free of the batch.
   bool leads_aside(const Node& node, const Edge& edge) const {
+    if (!sets_aside_ || !is_free(edge)) return false;
     const unsigned kinds = node.kinds_of(0);
-    return sets_aside_ && is_free(edge) && (kinds & kFree) != 0 && (kinds & kShares) != 0;
+    return (kinds & kFree) != 0 && (kinds & kShares) != 0;
   }
 
   void set_aside(const Edge& edge, Tensor gradient) {
@@ -261,6 +275,14 @@ class Engine {
     return dynamic_cast<Leaf*>(at);
   }
 
+  /// Two uses by the batch add up on each device; what is free of it is the same on all.
+  void count_use(const Node& from, Node& target) const {
+    if (is_free(from)) return;
+    Leaf* const shared = counts_uses_ && target.has_batch_ ? leaf_of(target) : nullptr;
+    if (shared != nullptr) shared->adds_up();
+    target.has_batch_ = true;
+  }
+
   void deliver(const Node& from, const Edge& edge, Tensor gradient) {
     if (edge.node == nullptr) return;
     Node& target = *edge.node;
@@ -270,8 +292,7 @@ class Engine {
     }
     if (gradient.defined()) {
       Tensor& sum = target.arrived_[static_cast<std::size_t>(edge.output)];
-      Leaf* const shared = sum.defined() && !is_last_ ? leaf_of(target) : nullptr;
-      if (shared != nullptr) shared->adds_up();
+      count_use(from, target);
       auto* const leaf = sets_aside_ || is_last_ ? dynamic_cast<Leaf*>(&target) : nullptr;
       if (sets_aside_) target.consumer_ = from.sequence();
       if (leaf != nullptr && from.sequence() < target.consumer_) {
@@ -286,8 +307,9 @@ class Engine {
   }
 
   std::uint64_t run_ = ++run_counter;
-  bool sets_aside_ = false;            // terms that are free of the batch
-  bool is_last_ = false;               // the run of such
+  bool sets_aside_ = false;  // terms that are free of the batch
+  bool is_last_ = false;     // this is the run of such terms
+  bool counts_uses_ = true;
   PooledVector<BackwardRoot> free_{};  // what was set aside
   PooledVector<std::int64_t*> divisors_{};
   const Node* from_one_ = nullptr;             // root, whose implicit gradient is 1

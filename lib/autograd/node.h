@@ -128,7 +128,8 @@ class Node {
   int waiting_ = 0;             // consumers whose gradient has not arrived
   std::uint64_t consumer_ = 0;  // of a leaf: sequence of the last one that depends on the batch; 0: none
   PooledVector<Tensor> arrived_;
-  bool used_ = false;  // backward has run, and what it needed is gone
+  bool has_batch_ = false;  // a gradient of the batch has arrived
+  bool used_ = false;       // backward has run, and what it needed is gone
 
   static std::uint64_t next_sequence();
 };

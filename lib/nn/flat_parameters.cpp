@@ -47,7 +47,7 @@ class FlatParameters::SlotLeaf final : public Leaf {
                         " have moved since the forward of this backward");
     if (!arrived.same_memory(gradient_)) all_.residence_.gradients_written();
     if (all_.has_gradient(slot_)) {
-      all_.added_uses_ = true;
+      all_.added_uses_ |= !all_.hooks_->adds_free();
       backend(arrived).add(gradient_, arrived, gradient_);
     } else if (!arrived.same_memory(gradient_)) {
       copy(arrived.reshape(gradient_.shape()), gradient_);

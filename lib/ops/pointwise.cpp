@@ -82,7 +82,8 @@ Side side_of(const Variable& x, const Tensor& y) {
 template <Pointwise kFunction>
 struct BinaryGradient {
   static constexpr const char* kName = name_of(kFunction);
-  static constexpr bool kReads = kFunction == Pointwise::mul || kFunction == Pointwise::div, kByPlace = true;
+  static constexpr bool kReads = kFunction == Pointwise::mul || kFunction == Pointwise::div, kByPlace = true,
+                        kProduct = kFunction == Pointwise::mul;
 
   void backward(const Gradients& g) const {
     for (std::size_t i = 0; i < 2; ++i)

@@ -15,8 +15,9 @@ bool may_be_batch(const Tensor& result, std::span<const Variable* const> inputs,
 }  // namespace
 
 unsigned kinds_of_result(const Tensor& result, std::span<const Variable* const> inputs, const OperatorKind& op) {
-  unsigned in = 0;
-  bool of_batch = result.stamp().known(), unknown = of_batch;
+  unsigned in = 0, others = 0;  // of all arguments; of those but free ones
+  int means = 0;
+  bool of_batch = result.stamp().known(), unknown = of_batch || op.reads_rows;
   for (const Variable* input : inputs) {
     if (!input->defined()) continue;
     if (!input->requires_grad()) {
@@ -27,11 +28,14 @@ unsigned kinds_of_result(const Tensor& result, std::span<const Variable* const> 
     const unsigned kinds = input->edge().kinds();
     of_batch = of_batch || (kinds & kFree) == 0;
     in |= kinds;
+    if ((kinds & (kDivisors | kFree)) != kFree) others |= kinds, ++means;
   }
+  // A number that all devices have times the mean of a device's own rows, which are weighted by their number.
+  const bool scales = op.product && means == 1 && (others & (kDivisors | kFree)) == kOwnRows;
   if ((in & kDivisors) == 0 && unknown) in |= kOwnRows;
   if (of_batch && (in & (kShares | kWholeBatch)) == 0) in &= ~unsigned{kFree};
   const bool free = (in & (kDivisors | kFree)) == kFree, one = result.count() == 1;
-  const bool curved = (in & kCurved) != 0 || (!op.linear && (in & kBatchMean) != 0);
+  const bool curved = (in & kCurved) != 0 || (!op.linear && !scales && (in & kBatchMean) != 0);
   if (op.divisor != 0 && !(free && op.divisor == kOwnRows))
     return op.divisor | kBatchMean | (curved || (in & kShares) != 0 ? unsigned{kCurved} : 0);
   const unsigned kinds = in & (kDivisors | kFree);

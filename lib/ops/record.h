@@ -61,10 +61,12 @@ inline bool recorded(std::initializer_list<const Variable*> inputs) {
 
 /// What an operator makes of the kinds of its arguments.
 struct OperatorKind {
-  bool linear = false;    // in the arguments that ask for gradients
-  bool sums = false;      // over rows
-  bool by_place = false;  // each element of the result is computed from those at its place
-  unsigned divisor = 0;   // of a loss, else 0
+  bool linear = false;      // in the arguments that ask for gradients
+  bool sums = false;        // over rows
+  bool by_place = false;    // each element of the result is computed from those at its place
+  bool product = false;     // of its two arguments
+  bool reads_rows = false;  // of a tensor that is no argument on the tape
+  unsigned divisor = 0;     // of a loss, else 0
 };
 /// The kinds (lib/autograd/node.h) of an operator's result.
 unsigned kinds_of_result(const Tensor& result, std::span<const Variable* const> inputs, const OperatorKind& op);
@@ -76,6 +78,8 @@ OperatorKind kind_of(const Gradient& gradient, unsigned divisor) {
   if constexpr (requires { gradient.linear; }) kind.linear = gradient.linear;
   if constexpr (requires { Gradient::kSums; }) kind.sums = Gradient::kSums;
   kind.by_place = requires { Gradient::kByPlace; };
+  if constexpr (requires { Gradient::kProduct; }) kind.product = Gradient::kProduct;
+  kind.reads_rows = requires { Gradient::kReadsRows; };
   return kind;
 }
 

@@ -15,6 +15,7 @@ namespace {
 
 struct EmbeddingGradient {
   static constexpr const char* kName = "embedding";
+  static constexpr bool kReadsRows = true;
   void backward(const Gradients& g) const {
     Tensor dy = g.outputs[0];
     dy.set_stamp(indices.stamp());

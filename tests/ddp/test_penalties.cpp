@@ -16,6 +16,7 @@
 #include "tests/ddp/ranks.h"
 #include "tests/ddp/train.h"
 #include "tests/support/catch2.h"
+#include "tests/support/said.h"
 
 using namespace duet;
 using namespace duet::ddp;
@@ -131,6 +132,68 @@ TEST_CASE("the penalty of each backward counts once, under no_sync() and in a ba
                                              }),
                         gradients_of(single));
       }
+}
+
+namespace {
+
+/// Keeps a value that the batch and a penalty use, and has a number for the loss.
+struct KeepsScaled : nn::Module {
+  explicit KeepsScaled(std::uint64_t seed) {
+    const auto fill = [](std::span<float> values, Mt19937& generator) { generator.uniform(values, 0.1, 0.5); };
+    for (const auto& [name, shape] : {std::pair{"w", Shape{784, 10}}, {"g", Shape{10}}, {"s", Shape{}}})
+      register_parameter(name, shape, fill);
+    initialise(seed);
+  }
+  Variable forward(nn::Context& context, const Variable& x) const override {
+    scaled = context.parameter(0) * context.parameter(1);
+    return ops::matmul(ops::flatten(x), scaled);
+  }
+  using nn::Module::forward;
+  mutable Variable scaled;
+};
+
+}  // namespace
+
+TEST_CASE("penalties of a value that the batch uses, too, and of numbers in the loss count once, without a warning") {
+  using ScaledLoss = std::function<Variable(KeepsScaled & model, const Variable& loss)>;
+  const ScaledLoss losses[] = {
+      [](KeepsScaled& m, const Variable& loss) { return loss + 0.1 * squares(m.scaled); },
+      [](KeepsScaled& m, const Variable& loss) { return loss - parameter(m, 2); },
+      [](KeepsScaled& m, const Variable& loss) { return loss - parameter(m, 2) + squares(parameter(m, 1)); },
+      [](KeepsScaled& m, const Variable& loss) { return ops::exp(-parameter(m, 2)) * loss + parameter(m, 2); }};
+  const Said said;
+  for (std::size_t i = 0; i < std::size(losses); ++i)
+    for (const bool stamped : {true, false}) {
+      if (stamped && i == 3) continue;  // refused: the slope is another one on each rank
+      CAPTURE(i, stamped);
+      const auto step = [&](KeepsScaled& model, nn::Module& net, const Batch& batch) {
+        losses[i](model, ops::cross_entropy(net(batch.images), batch.labels)).backward();
+      };
+      KeepsScaled single(kSeed);
+      step(single, single, rows_of({8}, 0, 0, stamped));
+      const auto of_rank = [&](DistributedDataParallel& net, int rank, Device device) {
+        step(dynamic_cast<KeepsScaled&>(net.module()), net, rows_of({5, 3}, rank, 0, stamped).to(device));
+      };
+      check_all_close(of_ranks<KeepsScaled>(2, of_rank, {.find_unused_parameters = true}), gradients_of(single));
+    }
+  CHECK(said.lines() == 0);
+}
+
+TEST_CASE("a penalty on rows of a table that each rank chooses is none") {
+  struct Table : nn::Embedding {
+    explicit Table(std::uint64_t seed) : nn::Embedding(10, 784) { initialise(seed); }
+    Variable forward(nn::Context& context, const Variable& x) const override {
+      return ops::matmul(ops::flatten(x), ops::transpose(context.parameter(0), 0, 1));
+    }
+    using nn::Embedding::forward;
+  };
+  const std::string failure = failure_of<Table>(2, [](DistributedDataParallel& net, int rank, Device device) {
+    const Batch batch = rows_of({5, 3}, rank, 0, true).to(device);
+    const Tensor chosen = from_values<std::int64_t>({2}, {rank, 7}).to(device);
+    const Variable loss = ops::cross_entropy(net(batch.images), batch.labels);
+    (loss + squares(ops::embedding(parameter(net.module(), 0), chosen))).backward();
+  });
+  CHECK_THAT(failure, ContainsSubstring("one part of the loss was divided by the rows of the global batch"));
 }
 
 TEST_CASE("a module's own penalty counts once where one tape has a rank's rows, else it is refused") {
