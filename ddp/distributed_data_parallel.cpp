@@ -380,7 +380,8 @@ class ModuleHooks final : public GradientSynchroniser, private Recoverable {
     require<UsageError>(!reducer().recorded(),
                         "a step cannot be recorded where ranks exchange their numbers of rows on the host: use batches "
                         "that the loader has stamped, or GradientRule::torch");
-    const RankWeights::Weight weight = weights()->exchange(group(), {.normalisers = normalisers});
+    const RankWeights::Weight weight =
+        weights()->exchange(group(), {.normalisers = normalisers, .local_steps = options_.local_steps});
     require<UsageError>(
         weight.adds_up || weight.even || (normalisers & kPartOfBatch) == 0 || !sums_.used(),
         "a synchronised batch norm cannot weight parts of the ranks' batches where those have different "

@@ -18,7 +18,7 @@ namespace {
 struct RowsOfRank {
   std::int64_t trains, normalisers;
   std::int64_t blocks;         // of the last batch if ranks own its blocks, else 0
-  std::int64_t batches;        // their number; parts of one count together
+  std::int64_t batches;        // their number; parts of one count together; -1 if ranks may have different ones
   std::int64_t size;           // rows of each batch; -1 if they differ
   std::uint64_t sizes;         // hash of the batches' numbers of rows, in order; 0: backward reached no batch
   std::uint64_t part;          // hash of this rank's part of a shared order, which no other rank has; 0: unknown
@@ -153,7 +153,7 @@ RowsOfRank summary_of(const std::vector<RankWeights::Batch>& all, const RankWeig
   RowsOfRank own{.trains = step.trains,
                  .normalisers = step.normalisers,
                  .blocks = all.empty() || !all.back().stamp.owned ? 0 : all.back().stamp.blocks,
-                 .batches = static_cast<std::int64_t>(batches.size()),
+                 .batches = step.local_steps ? -1 : static_cast<std::int64_t>(batches.size()),
                  .size = batches.empty() ? 0 : batches[0].rows,
                  .sizes = 0,
                  .part = 0,
@@ -200,7 +200,8 @@ RankWeights::Weight weight_of(const RowsOfRank& own, const std::vector<RowsOfRan
   for (const int rank : training)
     require<UsageError>(all[static_cast<std::size_t>(rank)].batches == first.batches, "the gradients of rank ", rank,
                         " are of ", all[static_cast<std::size_t>(rank)].batches, " accumulated batches, expected ",
-                        first.batches, " as on rank ", training[0]);
+                        first.batches, " as on rank ", training[0],
+                        "; if ranks are to differ, set DistributedDataParallelOptions::local_steps");
   const std::vector<int> varying = ranks_where(all, [](const RowsOfRank& rank) { return rank.size < 0; });
   require<UsageError>(varying.empty(), "gradients of batches of several sizes have accumulated on ",
                       rank_names(varying),

@@ -53,6 +53,7 @@ class RankWeights {
   struct Step {
     bool trains = true;        // false: it has ended, within join()
     unsigned normalisers = 0;  // what its losses were divided by, as bits of Normaliser (lib/autograd/node.h)
+    bool local_steps = false;  // ranks may accumulate different numbers of batches
   };
   struct Weight {
     double value = 1;
@@ -62,8 +63,9 @@ class RankWeights {
   };
   /// This rank's weight; 1 where gradients add up and all ranks train. All ranks call it. Parts of stamped batches are
   /// each rank's own batch, whole, or all ranks' parts of one batch. Throws UsageError on every rank, naming the ranks,
-  /// where they are neither, where weights are undefined, where ranks have accumulated different numbers of batches,
-  /// where only some ranks have divided by global rows, and where ranks have the same part of an order of samples.
+  /// where they are neither, where weights are undefined, where ranks without local_steps have accumulated different
+  /// numbers of batches, where only some ranks have divided by global rows, and where ranks have the same part of an
+  /// order of samples.
   Weight exchange(ProcessGroup& group, const Step& step) const;
 
  private:

@@ -304,7 +304,9 @@ class ModuleSynchroniser final : private Recoverable {
       return;
     }
     if (options_.rule == ddp::GradientRule::rows && group_.size() > 1 && !std::exchange(weighed_, true))
-      scale_ = synchroniser_.weights()->exchange(group_, {.normalisers = kOwnRows}).value;
+      scale_ = synchroniser_.weights()
+                   ->exchange(group_, {.normalisers = kOwnRows, .local_steps = options_.local_steps})
+                   .value;
     put_in_place(i);
     const DuetWork work(layout_.device());
     synchroniser_.reducer().mark_ready(static_cast<int>(i));

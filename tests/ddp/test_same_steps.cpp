@@ -186,6 +186,7 @@ TEST_CASE("ranks that skip, repeat or accumulate batches of their own otherwise 
   CHECK_THAT(said_of(repeats), ContainsSubstring("updates between reductions of rank 1 is 0, expected 1 as on rank 0"));
   CHECK_THAT(said_of([](const Loop& loop) { loop.accumulate(2 + loop.rank); }),
              ContainsSubstring("gradients of rank 1 are of 3 accumulated batches, expected 2 as on rank 0"));
+  CHECK(said_of([](const Loop& loop) { loop.accumulate(2 + loop.rank); }, {.local_steps = true}) == "");
   CHECK(said_of([](const Loop& loop) { loop.accumulate(3); }) == "");
 }
 
