@@ -67,7 +67,10 @@ Tensor joined(std::span<const Tensor> pieces, Device device, int dim) {
     place_piece(piece, whole, dim, begin);
     begin += piece.size(dim);
   }
-  if (dim == 0 && pieces[0].stamp().stamped()) whole.set_stamp(pieces[0].stamp());
+  const auto has_rows = [&](const Tensor& piece) { return piece.size(dim) > 0; };
+  const auto filled = std::ranges::find_if(pieces, has_rows);  // its rows are the first of the whole
+  const Rows& stamp = (filled == pieces.end() ? pieces[0] : *filled).stamp();
+  if (dim == 0 && stamp.stamped()) whole.set_stamp(stamp);
   return whole;
 }
 
