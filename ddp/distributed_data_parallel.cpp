@@ -215,7 +215,8 @@ class ModuleHooks final : public GradientSynchroniser, private Recoverable {
     weights()->restart();
   }
   void stream(StateStream& state) override {
-    state.tensor(store_.written_values_of(range_.first_slot, range_.slots));
+    const int first = range_.first_slot, slots = range_.slots;
+    state.tensor(state.reads() ? store_.written_values_of(first, slots) : store_.values_of(first, slots));
     if (range_.buffers > 0) state.tensor(buffers());
     nn::Context& context = module_.context();
     state.value(context.seed);
