@@ -38,9 +38,10 @@ struct LabelOptions {
 
 /// As above. The mean divides by the sum of the weights of the labels that count, in backward of those of all ranks,
 /// which exchange it: so gradients have equal bits on any number of devices. The value is over the shard's own rows,
-/// NaN if none counts. Gradients of a sum add up over ranks. The host reads the labels. Throws UsageError for weights
-/// with label smoothing; backward throws UsageError where a mean's divisor is unknown: for part of a batch, such as in
-/// a replica, and under DDP for batches without a loader's stamp, within join() and in recorded steps.
+/// NaN if none counts. Gradients of a sum add up over ranks if batches have a loader's stamp; without one,
+/// GradientRule::rows weights those of each rank by its share of the rows. The host reads the labels. Throws UsageError
+/// for weights with label smoothing; backward throws UsageError where a mean's divisor is unknown: for part of a batch,
+/// such as in a replica, and under DDP for batches without a loader's stamp, within join() and in recorded steps.
 Variable nll_loss(const Variable& x, const Tensor& labels, const LabelOptions& options);
 Variable cross_entropy(const Variable& x, const Tensor& labels, const LabelOptions& options);
 
