@@ -12,7 +12,7 @@ namespace duet::optim {
 
 void LRScheduler::set_steps(std::int64_t steps) {
   begin_at(steps);
-  optimizer_.has_new_schedule_ = false;
+  new_ = nullptr;
 }
 
 void LRScheduler::begin_at(std::int64_t steps) {
@@ -76,6 +76,7 @@ SequentialLR::SequentialLR(Optimizer& optimizer, std::vector<const LRScheduler*>
                       " milestones for ", schedules_.size(), " schedules, expected one fewer");
   require<UsageError>(std::is_sorted(milestones_.begin(), milestones_.end()),
                       "SequentialLR: the milestones are not in ascending order");
+  for (const LRScheduler* const schedule : schedules_) set_part(*schedule);
   begin_at(0);
 }
 

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "lib/base/lasting.h"
 #include "lib/base/recovery.h"
 #include "lib/optim/optimizer.h"
 
@@ -12,40 +13,39 @@ namespace duet::optim {
 /// Sets an optimizer's rate to its initial_lr() * factor(n) after n calls of step(), and at construction (n = 0).
 /// Factors are those of PyTorch's closed forms, so that a rate depends on n alone: a rate set by hand lasts until the
 /// next step(), and of two schedules of one optimizer the one that steps last counts (SequentialLR joins them). A
-/// training that goes on from a checkpoint calls set_steps(); without that, the first step of an optimizer that has
-/// loaded a state throws UsageError. A StepGraph records a step again for each new rate. The optimizer must outlive it.
-/// Not thread-safe.
+/// run that resumes from a checkpoint calls set_steps() of each; without that, the first step of an optimizer that has
+/// loaded a state throws UsageError. SGD without momentum has no state, so it doesn't notice. A StepGraph records a
+/// step again for each new rate. After the optimizer, a schedule may only be destroyed. Not thread-safe.
 class LRScheduler : private Recoverable {
  public:
-  ~LRScheduler() override {
-    leave();
-    optimizer_.has_new_schedule_ = false;
-  }
+  ~LRScheduler() override { leave(); }
 
   /// After the optimizer's step() or at the end of an epoch, as the schedule counts.
   void step() {
     if (!Recovery::instance().is_void()) set_steps(steps_ + 1);
   }
   std::int64_t steps() const { return steps_; }
-  /// Continues as after so many calls of step(), of a checkpoint for instance; 0 begins anew. Throws UsageError for a
+  /// Continues as after so many calls of step(), of a checkpoint for instance; 0 restarts it. Throws UsageError for a
   /// negative number.
   void set_steps(std::int64_t steps);
   /// The rate after so many steps, divided by the initial one.
   virtual double factor(std::int64_t steps) const = 0;
 
  protected:
-  explicit LRScheduler(Optimizer& optimizer) : optimizer_(optimizer) {
+  explicit LRScheduler(Optimizer& optimizer) : optimizer_(optimizer), new_(optimizer.new_schedules_.hold()) {
     join("a schedule");
-    optimizer_.has_new_schedule_ = true;
   }
   /// For constructors of schedules: as set_steps(), but not by the program.
   void begin_at(std::int64_t steps);
+  /// Says that another schedule has this as a part, and its steps.
+  static void set_part(const LRScheduler& part) { part.new_ = nullptr; }
 
  private:
   bool is_copied() const override { return true; }
   void stream(StateStream& state) override { state.value(steps_); }
   Optimizer& optimizer_;
   std::int64_t steps_ = 0;
+  mutable Lasting::Hold new_;  // until the program has said where this is
 };
 
 /// gamma^floor(n / step_size).

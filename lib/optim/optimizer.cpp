@@ -95,10 +95,10 @@ void Optimizer::step() {
   bool any = false;
   for (std::size_t i = 0; i < steps_.size() && !any; ++i) any = has_gradient(i);
   if (!any) return remark_no_gradients(kind_);
-  require<UsageError>(!is_loaded_ || !has_new_schedule_, kind_,
-                      " continues from a loaded state, but its learning rate schedule begins at step 0: call the "
-                      "schedule's set_steps() with its steps so far, or set_steps(0) to begin anew");
-  is_loaded_ = has_new_schedule_ = false;
+  require<UsageError>(!is_loaded_ || !new_schedules_.lasts(), kind_,
+                      " continues from a loaded state, but a learning rate schedule begins at step 0: call the "
+                      "schedule's set_steps() with its steps so far, or set_steps(0) to restart it");
+  forget_load();
   nn::UpdateSettings settings{.optimizer = nn::UpdateSettings::custom};
   settings.values[nn::UpdateSettings::lr] = lr_;
   add_settings(settings);
@@ -124,7 +124,7 @@ void Optimizer::stream(StateStream& state) {
   state.bytes(std::as_writable_bytes(std::span(steps_)));
   state.value(lr_);
   lr_at_begin_ = lr_;
-  if (state.reads()) is_loaded_ = has_new_schedule_ = false;
+  if (state.reads()) forget_load();
 }
 
 /// A parameter's part of a buffer.

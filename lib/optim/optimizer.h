@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "lib/base/lasting.h"
 #include "lib/base/recovery.h"
 #include "lib/nn/flat_parameters.h"
 #include "lib/nn/module.h"
@@ -61,6 +62,11 @@ class Optimizer : private Recoverable {
   void restore() override { lr_ = lr_at_begin_; }
   void stream(StateStream& state) override;
   bool is_written() const override { return true; }
+  /// Says that schedules are where the program wants them.
+  void forget_load() {
+    is_loaded_ = false;
+    new_schedules_ = {};
+  }
   bool in_step() const;
   void update_run(const nn::UpdateRun& run) const;
   void divide(const nn::UpdateRun& run, std::int64_t step) const;
@@ -77,8 +83,8 @@ class Optimizer : private Recoverable {
   float lr_ = 0, initial_lr_, lr_at_begin_ = 0;  // the last: of the step in flight of an elastic job
   std::vector<std::string> buffer_names_;
   bool counts_steps_;
-  bool is_loaded_ = false;         // since then no step was taken
-  bool has_new_schedule_ = false;  // of which the program has not said where it is
+  bool is_loaded_ = false;  // since then no step was taken
+  Lasting new_schedules_;   // held by those of which the program has not said where they are
   nn::OptimizerState state_;
   std::weak_ptr<nn::UpdateSite> site_;  // where the last update ran
   std::vector<std::int64_t> steps_;     // by slot of its own

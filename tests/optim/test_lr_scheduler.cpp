@@ -1,6 +1,7 @@
 // Learning rate schedules against values of PyTorch 2.15.
 #include <cmath>
 #include <cstddef>
+#include <memory>
 #include <optional>
 #include <vector>
 
@@ -91,11 +92,22 @@ TEST_CASE("a schedule behind a loaded state must be told its steps") {
     if (loads_first) resumed.sgd.load_state(state);
     schedule.emplace(resumed.sgd, 3, 0.5);
     if (!loads_first) resumed.sgd.load_state(state);
-    CHECK_THROWS_WITH(step(resumed), duet_test::ContainsSubstring("SGD continues from a loaded state, but its learning "
+    CHECK_THROWS_WITH(step(resumed), duet_test::ContainsSubstring("SGD continues from a loaded state, but a learning "
                                                                   "rate schedule begins at step 0"));
     schedule->set_steps(0);
     CHECK_NOTHROW(step(resumed));
     resumed.sgd.load_state(state);  // goes back in the same run
     CHECK_NOTHROW(step(resumed));
   }
+  auto several = std::make_unique<Optimizer>();
+  const optim::LinearLR warm_up(several->sgd);
+  std::optional<optim::LinearLR> other(several->sgd);
+  const optim::StepLR last(several->sgd, 3);  // outlives its optimizer
+  optim::SequentialLR schedule(several->sgd, {&warm_up, &last}, {8});
+  several->sgd.load_state(state);
+  schedule.set_steps(1);
+  CHECK_THROWS_AS(step(*several), UsageError);  // of the other one
+  other.reset();
+  CHECK_NOTHROW(step(*several));
+  several.reset();
 }
