@@ -32,6 +32,7 @@ bool same_call(const CallHeader& one, const CallHeader& other) {
 constexpr const char* kSameSteps =
     ": skip, repeat and accumulate batches alike on all ranks, by a value that they have in common, such as a flag's "
     "maximum (all_reduce)";
+constexpr const char* kUncounted = "; call forwards that only log under NoGrad or in eval()";
 constexpr const char* kSameSettings =
     ": update by values that all ranks have, in an elastic job kept by elastic::state";
 
@@ -64,10 +65,11 @@ Texts unlike_settings(const StepMark& first, const StepMark& other) {
     if (name == first.values[i].size()) continue;
     const float one = first.values[i][name], two = other.values[i][name];
     const auto digits = std::setprecision(concat(one) == concat(two) ? 9 : 6);
-    const bool beta = optimizer >= nn::UpdateSettings::adam && (name == 1 || name == 2);
+    using Settings = nn::UpdateSettings;
+    const bool beta = optimizer >= Settings::adam && (name == Settings::beta1 || name == Settings::beta2);
     return {kNames[beta ? name + 4 : name], concat(digits, one), concat(digits, two)};
   }
-  return {"list of further settings", "the same", "another one"};
+  return {"eps, or an optimizer after the second,", "the same", "different"};
 }
 
 /// What ranks that make one call have done otherwise since the last reduction; empty: nothing.
@@ -82,7 +84,7 @@ std::string unlike_steps(std::span<const RankHeader> ranks) {
         settings ? unlike_settings(one, two)
                  : Texts{kNames[i], std::to_string(one.numbers[i]), std::to_string(two.numbers[i])};
     return concat("the ", what, " of rank ", other->rank, " is ", value, ", expected ", expected, " as on rank ",
-                  first->rank, settings ? kSameSettings : kSameSteps,
+                  first->rank, settings ? kSameSettings : kSameSteps, i == StepMark::forwards ? kUncounted : "",
                   "; if ranks are to differ, set DistributedDataParallelOptions::local_steps");
   }
   return {};
@@ -103,23 +105,33 @@ const char* advice_on_rows(std::span<const RankHeader> ranks) {
                   : ": give each rank's sampler the number of ranks and its own rank";
 }
 
-/// A number of a BatchMark that all ranks have alike where they know it, that is where it is not 0.
-struct Common {
-  std::uint64_t BatchMark::*number;
-  const char *name, *advice;
-};
-constexpr std::array<Common, 2> kCommon = {{
-    {&BatchMark::values, ", parameters ",
-     ": a program has written parameters on some ranks only, or from values that a process which replaces a lost rank "
-     "lacks; write them on all ranks, in an elastic job in elastic::unit() and from values of elastic::state()"},
-    {&BatchMark::drawn, ", earlier dropout ",
-     ": on some ranks dropout has drawn for this batch in a forward that others have not called; call it on all ranks, "
-     "or in eval()"},
-}};
+/// Numbers of a BatchMark that all ranks have alike if they know them, that is if they are not 0.
+constexpr std::array kCommon = {&BatchMark::values, &BatchMark::drawn};
 
-bool differ(const CallHeader& one, const CallHeader& other, const Common& common) {
-  const std::uint64_t own = one.batch.*common.number, others = other.batch.*common.number;
+bool differ(const CallHeader& one, const CallHeader& other, std::uint64_t BatchMark::*number) {
+  const std::uint64_t own = one.batch.*number, others = other.batch.*number;
   return own != 0 && others != 0 && own != others;
+}
+
+/// The common numbers that differ between ranks that make one call; empty: none.
+std::string unlike_numbers(std::span<const RankHeader> ranks) {
+  const auto unlike_ranks = [&](std::uint64_t BatchMark::*number) {
+    return unlike(ranks, [number](const BatchMark& mark) {
+      return mark.*number == 0 ? -1 : static_cast<std::int64_t>(mark.*number);
+    });
+  };
+  if (const auto [first, other] = unlike_ranks(&BatchMark::values); other != nullptr)
+    return concat("the parameters of rank ", other->rank, " are not those of rank ", first->rank,
+                  ": a program has written parameters on some ranks only, or from values that a process which replaces "
+                  "a lost rank lacks; write them on all ranks, in an elastic job in elastic::unit() and from values of "
+                  "elastic::state()");
+  const auto [first, other] = unlike_ranks(&BatchMark::drawn);
+  if (other == nullptr) return {};
+  const bool has_first = first->header.batch.drawn > other->header.batch.drawn;
+  return concat("dropout has drawn for this batch on rank ", (has_first ? first : other)->rank, ", but not on rank ",
+                (has_first ? other : first)->rank,
+                ": only some ranks have called a forward before that of the wrapper; call it on all ranks, or in "
+                "eval()");
 }
 
 }  // namespace
@@ -160,7 +172,7 @@ CallHeader header_of(const Call& call, std::uint64_t sequence) {
 bool Agreement::same(const CallHeader& one, const CallHeader& other) {
   const std::uint64_t whole = one.batch.whole, others = other.batch.whole;
   bool same = same_call(one, other) && (whole == 0 || others == 0 || whole == others) &&
-              std::ranges::none_of(kCommon, [&](const Common& common) { return differ(one, other, common); });
+              std::ranges::none_of(kCommon, [&](auto number) { return differ(one, other, number); });
   for (std::size_t i = 0; i < StepMark::kNumbers; ++i) {
     const std::int32_t number = one.batch.done.numbers[i], other_number = other.batch.done.numbers[i];
     same = same && (number == other_number || number == -1 || other_number == -1);
@@ -172,7 +184,7 @@ void Agreement::add(const CallHeader& header) {
   if (!std::exchange(any_, true)) first_ = header;
   same_ = same_ && same(header, first_);
   if (first_.batch.whole == 0) first_.batch.whole = header.batch.whole;
-  for (const auto& [number, name, advice] : kCommon)
+  for (const auto number : kCommon)
     if (first_.batch.*number == 0) first_.batch.*number = header.batch.*number;
   for (std::size_t i = 0; i < StepMark::kNumbers; ++i)
     if (first_.batch.done.numbers[i] == -1) first_.batch.done.numbers[i] = header.batch.done.numbers[i];
@@ -217,7 +229,8 @@ std::uint64_t header_tag(const CallHeader& header) {
 std::string disagreement(std::span<const RankHeader> ranks) {
   const bool one_call = std::all_of(ranks.begin(), ranks.end(),
                                     [&](const RankHeader& one) { return same_call(one.header, ranks[0].header); });
-  if (const std::string unlike = one_call ? unlike_steps(ranks) : ""; !unlike.empty()) return unlike;
+  for (const auto unlike : {unlike_steps, unlike_numbers})
+    if (const std::string text = one_call ? unlike(ranks) : ""; !text.empty()) return text;
   std::string text = "the ranks disagree: ";
   std::vector<bool> grouped(ranks.size(), false);
   for (std::size_t i = 0; i < ranks.size(); ++i) {
@@ -230,16 +243,6 @@ std::string disagreement(std::span<const RankHeader> ranks) {
     }
     const char* const verb = same.size() > 1 ? " call " : " calls ";
     text += concat(i > 0 ? "; " : "", rank_names(same), verb, describe(ranks[i].header));
-  }
-  for (const Common& common : kCommon) {
-    const auto value_of = [&](const BatchMark& mark) {
-      const std::uint64_t value = mark.*common.number;
-      return value == 0 ? -1 : static_cast<std::int64_t>(value);
-    };
-    if (!one_call || unlike(ranks, value_of).second == nullptr) continue;
-    for (const RankHeader& one : ranks)
-      text += concat("; rank ", one.rank, common.name, one.header.batch.*common.number);
-    return text + common.advice;
   }
   return one_call ? text + advice_on_rows(ranks) : text;
 }

@@ -69,7 +69,8 @@ struct RankHeader {
 };
 /// "the ranks disagree: rank 0 calls barrier; ranks 1, 2 call broadcast of 8 f32 from rank 0", "the ranks disagree:
 /// ranks 0, 1 call all_reduce of 9 f32 (sum) with rows 0 to 4 of 8 in step 2; ...", "the learning rate of rank 1 is
-/// 0.02, expected 0.01 as on rank 0: ...". It ends with what to do.
+/// 0.02, expected 0.01 as on rank 0: ...", "the parameters of rank 1 are not those of rank 0: ...". It ends with what
+/// to do.
 std::string disagreement(std::span<const RankHeader> ranks);
 
 /// The headers of a rank's collectives, for libraries that do not compare them: ranks exchange them from time to time.

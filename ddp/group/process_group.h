@@ -165,7 +165,7 @@ struct StepMark {
   /// Forwards whose gradients were to be reduced, a hash of the settings of all updates, calls of step(); -1: unknown.
   std::array<std::int32_t, kNumbers> numbers{-1, -1, -1};
   // The first updates that are distinct, for errors: nn::UpdateSettings, but for eps.
-  std::array<std::uint8_t, 4> optimizers{};
+  std::array<std::uint8_t, 4> optimizers{};  // 2, and 2 as padding: every byte that is sent has a value
   std::array<std::array<float, 5>, 2> values{};
 
   bool operator==(const StepMark&) const = default;

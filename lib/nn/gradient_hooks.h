@@ -22,15 +22,7 @@ using HookHandle = std::shared_ptr<const void>;
 /// What parameters are updated by.
 struct UpdateSettings {
   enum Optimizer : std::uint8_t { none, custom, sgd, nesterov_sgd, adam, adamw };
-  enum Name {
-    lr,
-    momentum,
-    dampening,
-    weight_decay,
-    clip_norm,
-    eps,
-    kNames
-  };                           // Adam's betas have the 2nd place and 3rd
+  enum Name { lr, momentum, dampening, weight_decay, clip_norm, eps, kNames, beta1 = momentum, beta2 = dampening };
   Optimizer optimizer = none;  // as in clip_grad_norm()
   std::array<float, kNames> values{};
 };

@@ -28,8 +28,8 @@ void Adam::update(const nn::UpdateRun& run, std::int64_t step, int share, int sh
 void Adam::add_settings(nn::UpdateSettings& settings) const {
   using Settings = nn::UpdateSettings;
   settings.optimizer = decoupled_ ? Settings::adamw : Settings::adam;
-  settings.values[Settings::momentum] = static_cast<float>(options_.beta1);
-  settings.values[Settings::dampening] = static_cast<float>(options_.beta2);
+  settings.values[Settings::beta1] = static_cast<float>(options_.beta1);
+  settings.values[Settings::beta2] = static_cast<float>(options_.beta2);
   settings.values[Settings::weight_decay] = static_cast<float>(options_.weight_decay);
   settings.values[Settings::eps] = static_cast<float>(options_.eps);
 }

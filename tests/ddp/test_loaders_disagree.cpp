@@ -310,6 +310,6 @@ TEST_CASE("a forward with dropout that one rank alone calls before the wrapper's
     };
     for (const std::string& failure : failures_of(Over::memory, reader_of))
       CHECK(by_all ==
-            (failure.find("has drawn for this batch in a forward that others have not") == std::string::npos));
+            (failure.find("dropout has drawn for this batch on rank 0, but not on rank 1: ") == std::string::npos));
   }
 }

@@ -93,6 +93,7 @@ const Row kUnlike[] = {
     {"momentum", "0.9", "0", [](Updates& u) { u.head.momentum = 0.9f; }},
     {"weight decay", "0.0001", "0", [](Updates& u) { u.head.weight_decay = 1e-4f; }},
     {"beta2", "0.99", "0.999", [](Updates& u) { u.rest.beta2 = 0.99; }},
+    {"eps, or an optimizer after the second,", "different", "the same", [](Updates& u) { u.rest.eps = 1e-6; }},
     {"optimizer", "Adam", "SGD", [](Updates& u) { u.head_by_adam = true; }},
     {"clip norm", "2", "0.5", [](Updates& u) { u.max_norm = 2; }, [](Updates& u) { u.max_norm = 0.5; }},
     {"clip norm", "0", "0.5", [](Updates& u) { u.max_norm = 0; }, [](Updates& u) { u.max_norm = 0.5; }},

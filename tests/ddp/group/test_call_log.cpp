@@ -71,8 +71,9 @@ TEST_CASE("rows of ranks that are not together one batch are found, once all hav
 }
 
 TEST_CASE("ranks whose parameters or earlier forwards differ disagree, where both are known") {
-  for (const auto& [number, advice] : {std::pair(&BatchMark::values, "; rank 1, parameters 11: a program has written"),
-                                       std::pair(&BatchMark::drawn, "; rank 1, earlier dropout 11: on some ranks")}) {
+  for (const auto& [number, advice] :
+       {std::pair(&BatchMark::values, "the parameters of rank 1 are not those of rank 0: a"),
+        std::pair(&BatchMark::drawn, "on rank 1, but not on rank 0: only some ranks")}) {
     for (const std::uint64_t own : {0, 10, 11}) {
       std::vector<RankHeader> ranks = {{0, header_of(all_reduce_of(4), 1)}, {1, header_of(all_reduce_of(4), 1)}};
       ranks[0].header.batch.*number = own;
