@@ -474,8 +474,8 @@ class ModuleHooks final : public GradientSynchroniser, private Recoverable {
   GroupSums sums_;
   SumsAside aside_;
   StepMark done_{.numbers = {-1, -1, 0}};     // updates since the last reduction
-  float clip_norm_ = 0;                       // of the next update
-  std::uint64_t value_writes_ = 0;            // of the store, at that
+  float clip_norm_ = 0;                       // to which the gradients of the next update were clipped; 0: not
+  std::uint64_t value_writes_ = 0;            // the count of the store at the last reduction
   std::shared_ptr<nn::GradientParts> parts_;  // null: each rank owns one subtree, or none
   bool has_parts_ = false;                    // whether parts were made
   bool has_shared_ = false;                   // whether parts were made in memory that ranks share, where there is such
@@ -487,7 +487,8 @@ class ModuleHooks final : public GradientSynchroniser, private Recoverable {
   std::int64_t batch_ = -1;                     // of the last forward in training mode
   int backwards_ = 0;                           // synchronised ones since then
   bool regroups_ = false;                       // the ranks have a new process group
-  std::int64_t compared_ = -1, compares_ = -1;  // the last pass in which parameters were; and in this step
+  std::int64_t compared_ = -1;                  // last pass in which a complete step compared parameters
+  std::int64_t compares_ = -1;                  // the same, with the step in flight
   Tensor saved_buffers_{};                      // as before this step
   std::optional<nn::Context> saved_context_{};  // likewise: what dropout draws next
   Lasting::Hold joins_rows_;                    // null: by no rows, or of no other rank
