@@ -149,6 +149,12 @@ TEST_CASE("nested values are scattered, anything else goes to every device") {
   CHECK(whole.list()[0].variable().shape() == Shape{4, 2});
 }
 
+TEST_CASE("a gathered batch has the stamp of the first piece with rows") {
+  const Rows stamp{.step = 3, .global = 2};
+  const std::vector<Variable> pieces = {Variable(counting({0, 2})), Variable(counting({2, 2}).set_stamp(stamp))};
+  CHECK(dp::gather(pieces, Device{}).value().stamp() == stamp);
+}
+
 TEST_CASE("gathered scalars become a vector, and what does not fit is named") {
   const std::vector<Variable> scalars = {Variable(counting({})), Variable(counting({}))};
   CHECK(dp::gather(scalars, Device{}).shape() == Shape{2});
