@@ -131,8 +131,13 @@ class LinearNetwork : public nn::Module {
 };
 
 std::unique_ptr<optim::Optimizer> optimizer_of(const Draw& draw, nn::Module& model) {
+  if (draw.optimizer == "adam") return std::make_unique<optim::Adam>(model, optim::AdamOptions{.lr = 0.003f});
   if (draw.optimizer == "adamw") return std::make_unique<optim::AdamW>(model, optim::AdamWOptions{.lr = 0.003f});
-  return std::make_unique<optim::SGD>(model, optim::SGDOptions{.lr = 0.05f, .momentum = 0.9f});
+  optim::SGDOptions options{.lr = 0.05f, .weight_decay = 0.1f};
+  if (draw.optimizer != "sgd") options.momentum = 0.9f;
+  if (draw.optimizer == "dampened") options.dampening = 0.25f;
+  options.nesterov = draw.optimizer == "nesterov";
+  return std::make_unique<optim::SGD>(model, options);
 }
 
 std::vector<float> train_rank(const Draw& draw, nn::Module& model, nn::Module& net, int rank, int ranks) {
@@ -200,7 +205,7 @@ Draw draw_of(std::uint64_t seed, const std::vector<std::string>& backends) {
   draw.batch = random.one_of<std::int64_t>({128, 100, 13, 5, 1});
   if (draw.network == "simple_cnn" || draw.network == "resnet") draw.batch = std::min<std::int64_t>(draw.batch, 37);
   draw.rows = draw.batch * (1 + random.below(2)) + random.below(draw.batch);
-  draw.optimizer = random.one_of<std::string>({"sgd", "adamw"});
+  draw.optimizer = random.one_of<std::string>({"sgd", "dampened", "nesterov", "adam", "adamw"});
   draw.backend = random.one_of(backends);
   draw.bf16 = random.below(4) == 0;
   draw.clip = random.below(3) == 0;

@@ -18,7 +18,7 @@ struct Draw {
   int per_rank = 1;
   int blocks = 8;
   std::int64_t batch = 1, rows = 1;
-  std::string optimizer;  // "sgd", "adamw"
+  std::string optimizer;  // "sgd", "dampened", "nesterov", "adam", "adamw"
   std::string backend;    // of ddp
   bool bf16 = false, clip = false;
   bool unused = false;     // a layer that the loss does not use
