@@ -20,7 +20,6 @@
 #include "tests/ddp/ranks.h"
 #include "tests/ddp/train.h"
 #include "tests/support/catch2.h"
-#include "tests/support/sync_net.h"
 
 using namespace duet;
 using namespace duet::ddp;
@@ -107,16 +106,6 @@ TEST_CASE("while ranks join, buffers are those of a rank that trains") {
 TEST_CASE("parameters that differ are found in the step that compares them, on every rank") {
   const WorkerLines outcome = lines_of_worker(3, {"compare"});
   CHECK_THAT(outcome.result.message, ContainsSubstring("parameters differ from those of rank 0 in step 3, on rank 1"));
-}
-
-TEST_CASE("with a synchronised batch norm ranks end with the bits of one device") {
-  SyncNet single(kSeed);
-  train(single, single, 27, 0, 1);
-  for (const int size : {2, 4}) {
-    const WorkerLines outcome = lines_of_worker(size, {"sync_batch_norm"});
-    CHECK(outcome.result.message == "");
-    for (int rank = 0; rank < size; ++rank) CHECK(outcome.lines.at(rank) == Lines{fingerprint(single)});
-  }
 }
 
 TEST_CASE("the trace has what backward waits for its buckets, once a step") {

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <span>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -93,12 +94,28 @@ TEST_CASE("a replica that fails before a batch norm ends the other replicas and 
 TEST_CASE("ranks x devices, with a synchronised batch norm and without, end with the bits of one device") {
   for (const std::int64_t rows : {32, 27, 5}) {
     const std::string sync = trained_alone<SyncNet>(rows), plain = trained_alone<nn::SimpleCNN>(rows);
-    for (const auto& [ranks, devices] : {std::pair(1, 4), std::pair(2, 1), std::pair(2, 2), std::pair(2, 4),
-                                         std::pair(4, 1), std::pair(4, 2), std::pair(8, 1), std::pair(1, 8)}) {
+    CHECK(trained_alone<NormNet<nn::BatchNorm2d>>(rows) == sync);
+    CHECK(trained<NormNet<nn::BatchNorm2d>>(1, 2, rows)[0] != sync);
+    for (const auto& [ranks, devices] :
+         {std::pair(1, 2), std::pair(1, 4), std::pair(2, 1), std::pair(2, 2), std::pair(2, 4), std::pair(4, 1),
+          std::pair(4, 2), std::pair(8, 1), std::pair(1, 8)}) {
       CAPTURE(rows, ranks, devices);
       CHECK(trained<SyncNet>(ranks, devices, rows) == std::vector<std::string>(static_cast<std::size_t>(ranks), sync));
       CHECK(trained<nn::SimpleCNN>(ranks, devices, rows) ==
             std::vector<std::string>(static_cast<std::size_t>(ranks), plain));
     }
+  }
+}
+
+TEST_CASE("threads train models of their own on one device at the same time") {
+  const std::string single = trained_alone<nn::SimpleCNN>(32);
+  for (int round = 0; round < 10; ++round) {    // sharing scratch memory showed in the first
+    nn::SimpleCNN first(kSeed), second(kSeed);  // made on this thread, trained on others
+    std::thread one([&] { train(first, first, 32, 0, 1); });
+    std::thread other([&] { train(second, second, 32, 0, 1); });
+    one.join();
+    other.join();
+    REQUIRE(state_of(first) == single);
+    REQUIRE(state_of(second) == single);
   }
 }

@@ -14,7 +14,6 @@
 #include "lib/nn/simple_cnn.h"
 #include "tests/ddp/train.h"
 #include "tests/ddp/worker.h"
-#include "tests/support/sync_net.h"
 
 using namespace duet;
 using namespace duet::ddp;
@@ -133,14 +132,6 @@ void run_join_buffers(const Arguments&) {
   std::fflush(stdout);
 }
 
-void run_sync_batch_norm(const Arguments&) {
-  const auto group = init_process_group();
-  SyncNet model(kSeed);
-  DistributedDataParallel net(model, *group);
-  train(model, net, 27, group->rank(), group->size());
-  std::cout << fingerprint(model) << std::endl;
-}
-
 /// Rank 1's parameter is changed after the first step.
 void run_compare(const Arguments&) {
   const auto group = init_process_group();
@@ -157,10 +148,8 @@ void run_compare(const Arguments&) {
 
 bool run_model_scenario(const Arguments& arguments) {
   static const std::map<std::string, void (*)(const Arguments&)> scenarios = {
-      {"train", run_training},  {"gradient", run_gradient},
-      {"no_sync", run_no_sync}, {"unused", run_unused},
-      {"join", run_join},       {"join_buffers", run_join_buffers},
-      {"compare", run_compare}, {"sync_batch_norm", run_sync_batch_norm},
+      {"train", run_training}, {"gradient", run_gradient},         {"no_sync", run_no_sync}, {"unused", run_unused},
+      {"join", run_join},      {"join_buffers", run_join_buffers}, {"compare", run_compare},
   };
   const auto scenario = scenarios.find(arguments.at(0));
   if (scenario == scenarios.end()) return false;

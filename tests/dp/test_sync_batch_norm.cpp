@@ -1,6 +1,3 @@
-#include <cstddef>
-#include <cstdint>
-#include <span>
 #include <string>
 
 #include "dp/data_parallel.h"
@@ -13,14 +10,6 @@ using namespace duet;
 using namespace duet_test;
 
 namespace {
-
-template <class Net>
-std::string train_on(int devices, std::int64_t rows) {
-  Net model(kSeed);
-  dp::DataParallel net(model, {.devices = first_devices(DeviceKind::cpu, devices)});
-  train(model, net, rows, 0, 1);
-  return state_of(model);
-}
 
 /// In replica 1, throws or skips the sum over the batch.
 struct Odd : nn::Module {
@@ -37,21 +26,6 @@ struct Odd : nn::Module {
 };
 
 }  // namespace
-
-TEST_CASE("with a synchronised batch norm 1, 2, 4 and 8 devices end with the same bits") {
-  for (const std::int64_t rows : {32, 27, 5}) {
-    SyncNet single(kSeed);
-    train(single, single, rows, 0, 1);
-    NormNet<nn::BatchNorm2d> plain(kSeed);
-    train(plain, plain, rows, 0, 1);
-    CHECK(state_of(plain) == state_of(single));
-    for (const int devices : {1, 2, 4, 8}) {
-      CAPTURE(rows, devices);
-      CHECK(train_on<SyncNet>(devices, rows) == state_of(single));
-    }
-    CHECK(train_on<NormNet<nn::BatchNorm2d>>(2, rows) != state_of(single));
-  }
-}
 
 TEST_CASE("a replica that fails does not leave the others waiting in a batch norm") {
   for (const bool throws : {true, false}) {
