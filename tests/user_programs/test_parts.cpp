@@ -1,4 +1,4 @@
-// Programs that train parts of a model, use a layer twice, or seed models by rank.
+// Programs that train parts of a model, or seed models by rank.
 #include <algorithm>
 #include <cstdint>
 #include <utility>
@@ -6,7 +6,6 @@
 
 #include "ddp/distributed_data_parallel.h"
 #include "lib/ops/losses.h"
-#include "lib/ops/ops.h"
 #include "lib/optim/clip_grad_norm.h"
 #include "lib/optim/sgd.h"
 #include "tests/support/catch2.h"
@@ -97,39 +96,6 @@ Program head_norm(bool clip) {
   };
 }
 
-/// What a dropout of 0.5 leaves of ones: alone, twice in one forward, or the sum of two forwards of one batch.
-struct Masks : nn::Module {
-  explicit Masks(int times) : times_(times) {
-    register_module("dropout", dropout);
-    register_module("fc", fc);
-    initialise(kSeed);
-  }
-  Variable forward(nn::Context& context, const Variable& x) const override {
-    Variable y = x;
-    for (int i = 0; i < times_; ++i) y = dropout.forward(context, y);
-    return y;
-  }
-  using Module::forward;
-  nn::Dropout dropout{0.5};
-  nn::Linear fc{2, 2};  // DistributedDataParallel needs a parameter
-
- private:
-  int times_;
-};
-
-double kept(const Variable& y) {
-  const auto values = y.value().span<float>();
-  return static_cast<double>(std::ranges::count_if(values, [](float value) { return value != 0; })) /
-         static_cast<double>(values.size());
-}
-
-Tensor ones(std::int64_t rows) {
-  Tensor x = empty({rows, 256});
-  std::ranges::fill(x.span<float>(), 1.0f);
-  x.set_stamp({.step = 0, .first = 0, .global = rows});
-  return x;
-}
-
 const std::vector<Row> kPartPrograms = {
     {"an optimizer of the head leaves the body", kAll, body_after(true), {.same_as = body_after(false)}},
     {"two optimizers of two parts", kAll, with_two_optimizers, {.same_as = with_one_optimizer}},
@@ -168,15 +134,4 @@ const std::vector<Row> kPartPrograms = {
 
 TEST_CASE("programs that train parts of a model, or seed it by rank") {
   for (const Row& row : kPartPrograms) check(row);
-}
-
-TEST_CASE("a dropout that is used twice draws twice") {
-  Masks once(1), twice(2);
-  for (Masks* const model : {&once, &twice}) model->context().seed = kSeed;
-  CHECK(kept(once(ones(64))) == duet_test::Approx(0.5).margin(0.02));
-  CHECK(kept(twice(ones(64))) == duet_test::Approx(0.25).margin(0.02));
-  const Tensor batch = ones(64);
-  CHECK(kept(ops::mul(once(batch), once(batch))) == duet_test::Approx(0.25).margin(0.02));
-  once.eval();
-  CHECK(kept(once(batch)) == 1.0);
 }

@@ -40,21 +40,6 @@ struct MaybeUnused : nn::Module {
   nn::LogSoftmax log_softmax;
 };
 
-/// A child that the constructor forgets to register.
-struct Unregistered : nn::Module {
-  Unregistered() {
-    register_module("first", first);
-    initialise(kSeed);
-  }
-  Variable forward(nn::Context& context, const Variable& x) const override {
-    return nn::chain(context, x, {flatten, first, second, log_softmax});
-  }
-  using Module::forward;
-  nn::Flatten flatten;
-  nn::Linear first{784, 10}, second{10, 10};
-  nn::LogSoftmax log_softmax;
-};
-
 Values values_after_steps(const Run& run, nn::Module& model, nn::Module& net, optim::SGD& opt) {
   for (std::int64_t step = 0; step < 3; ++step) {
     opt.zero_grad();
@@ -122,16 +107,6 @@ const std::vector<Row> kWrapperPrograms = {
        return gradients_of(model);
      },
      {}},
-    {"another architecture on a rank",
-     kDdp,
-     [](Run& run) {
-       nn::Sequential model;
-       model.add<nn::Flatten>();
-       model.add<nn::Linear>(784, 10 + run.rank());
-       model.initialise(kSeed);
-       return trained(run, model);
-     },
-     {.error = "rank 1"}},
     {"a layer that the loss of no rank reaches",
      kDdp,
      [](Run& run) {
@@ -148,13 +123,6 @@ const std::vector<Row> kWrapperPrograms = {
        return trained(run, model);
      },
      {.error = "rank 1"}},
-    {"a child that is not registered",
-     kAll,
-     [](Run& run) {
-       Unregistered model;
-       return trained(run, model);
-     },
-     {.error = "not registered"}},
     {"labels beyond the classes",
      kAll,
      [](Run& run) {
@@ -166,41 +134,6 @@ const std::vector<Row> kWrapperPrograms = {
        return values_of(model);
      },
      {.error = "10"}},
-    {"images of another size",
-     kAll,
-     [](Run& run) {
-       BodyAndHead model;
-       nn::Module& net = run.wrap(model);
-       Tensor images = zeros({4, 1, 8, 8});
-       return Values{net(images).value().span<float>()[0]};
-     },
-     {.error = "body (Linear)"}},
-    {"no_sync() held by a condition",
-     kAll,
-     [](Run& run) {
-       BodyAndHead model;
-       model.eval();
-       nn::Module& net = run.wrap(model);
-       auto* const ddp_net = dynamic_cast<ddp::DistributedDataParallel*>(&net);
-       for (std::int64_t step = 0; step < 2; ++step) {
-         std::optional<ddp::DistributedDataParallel::NoSync> guard;
-         if (ddp_net != nullptr && step == 0) guard = ddp_net->no_sync();
-         backward(net, batch_of(run, step));
-       }
-       return gradients_of(model);
-     },
-     {.exact = false}},
-    {"DistributedDataParallel over DataParallel, with SyncBatchNorm",
-     {Mode::alone, Mode::ddp},
-     [](Run& run) {
-       SyncNet model(kSeed);
-       if (run.mode() == Mode::alone) return trained(run, model);
-       dp::DataParallel inner(model, {.devices = first_devices(DeviceKind::cpu, 2)});
-       nn::Module& net = run.wrap(inner);
-       optim::SGD opt(model, {.lr = 0.05f});
-       return values_after_steps(run, model, net, opt);
-     },
-     {}},
 };
 
 }  // namespace
