@@ -127,22 +127,6 @@ TEST_CASE("so they are under DataParallel, whose replicas share the values or co
     }
 }
 
-TEST_CASE("so they are under DistributedDataParallel") {
-  std::vector<std::string> texts(2);
-  ddp::run_rank_threads(2, [&](ddp::ProcessGroup& group) {
-    SimpleCNN model(1);
-    ddp::DistributedDataParallel net(model, group);
-    optim::SGD opt(model, {.lr = 0.1f});
-    const duet_test::Batch batch = make_batch(8, 1).rows(4 * group.rank(), 4 * group.rank() + 4);
-    const auto loss = [&] { return ops::nll_loss(net(batch.images), batch.labels); };
-    loss().backward();
-    const Variable late = loss();
-    opt.step();
-    texts[static_cast<std::size_t>(group.rank())] = error_of([&] { late.backward(); });
-  });
-  for (const std::string& text : texts) CHECK_THAT(text, ContainsSubstring("was modified"));
-}
-
 TEST_CASE("results and other tensors on the tape that were written are an error") {
   const Tensor x = from_values<float>({2}, {1, -2});
   const Variable leaf(x, true);

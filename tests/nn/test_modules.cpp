@@ -287,35 +287,6 @@ TEST_CASE("train and eval switch dropout and batch norm of the whole model") {
   CHECK(model.state_dict()[2].tensor.data<float>()[0] != 0);
 }
 
-TEST_CASE("steps of training drop other elements, the same step the same ones") {
-  Sequential model;
-  model.add<Dropout>(0.5);
-  model.add<Linear>(1, 1);
-  model.initialise(std::uint64_t{9});
-  const Module& dropout = model[0];
-  Tensor x = empty({64, 4});
-  backend(x).fill(x, 1.0f);
-  const auto run = [&](std::int64_t step) {
-    x.set_stamp({step, 0, 64});
-    const Variable y = dropout.forward(model.context(), Variable(x));
-    const auto values = y.value().span<float>();
-    return std::vector<float>(values.begin(), values.end());
-  };
-  const auto of_one = run(1);
-  CHECK(run(2) != of_one);
-  CHECK(run(1) == of_one);
-  // Without a stamp the model counts its own steps.
-  x.set_stamp({});
-  model.context().step = 5;
-  CHECK(model.context().step == 5);
-  Sequential other;
-  other.add<Dropout>(0.5);
-  other.initialise(std::uint64_t{9});
-  const Variable first = other(x), second = other(x);
-  CHECK_FALSE(std::equal(first.value().span<float>().begin(), first.value().span<float>().end(),
-                         second.value().span<float>().begin()));
-}
-
 TEST_CASE("values of other kinds are distinguished") {
   const Value tensor(zeros({1})), list(List{tensor, Value()}), dict(Dict{{"a", tensor}});
   CHECK(std::string(tensor.kind()) == "tensor");
