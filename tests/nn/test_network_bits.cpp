@@ -88,10 +88,6 @@ std::string train_features(int devices) {
 
 }  // namespace
 
-TEST_CASE("a ResNet of basic blocks has the same bits on 1, 2, 4 and 8 devices, in DP and DDP") {
-  check_bits(ResNet::Block::basic, Stem::cifar);
-}
-
 TEST_CASE("a ResNet of bottlenecks has the same bits on 1, 2, 4 and 8 devices, in DP and DDP") {
   check_bits(ResNet::Block::bottleneck, Stem::imagenet);
 }
