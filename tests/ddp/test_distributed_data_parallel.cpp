@@ -16,7 +16,6 @@
 #include "lib/nn/simple_cnn.h"
 #include "lib/ops/losses.h"
 #include "lib/optim/adam.h"
-#include "lib/optim/sgd.h"
 #include "tests/ddp/ranks.h"
 #include "tests/ddp/train.h"
 #include "tests/support/catch2.h"

@@ -3,13 +3,9 @@
 #include <algorithm>
 #include <cstdint>
 #include <functional>
-#include <memory>
 #include <string>
 #include <utility>
-#include <vector>
 
-#include "ddp/distributed_data_parallel.h"
-#include "ddp/rank_threads.h"
 #include "dp/data_parallel.h"
 #include "lib/autograd/grad_mode.h"
 #include "lib/backend/backend.h"

@@ -9,7 +9,6 @@
 #include "lib/nn/chain.h"
 #include "lib/nn/layers.h"
 #include "lib/nn/simple_cnn.h"
-#include "lib/ops/losses.h"
 #include "tests/support/catch2.h"
 
 using namespace duet;

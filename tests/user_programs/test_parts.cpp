@@ -4,7 +4,6 @@
 #include <utility>
 #include <vector>
 
-#include "ddp/distributed_data_parallel.h"
 #include "lib/ops/losses.h"
 #include "lib/optim/clip_grad_norm.h"
 #include "lib/optim/sgd.h"

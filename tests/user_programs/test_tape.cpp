@@ -1,11 +1,7 @@
 // Programs that write what a recorded forward still needs, or use a tape in another order than the loop does.
-#include <algorithm>
-#include <cstddef>
 #include <cstdint>
-#include <memory>
 #include <vector>
 
-#include "ddp/distributed_data_parallel.h"
 #include "lib/autograd/grad_mode.h"
 #include "lib/ops/losses.h"
 #include "lib/ops/ops.h"

@@ -1,16 +1,10 @@
 // Programs that wrap models in another way than the loop does.
 #include <cstdint>
-#include <memory>
-#include <optional>
-#include <string>
 #include <vector>
 
-#include "ddp/distributed_data_parallel.h"
-#include "dp/data_parallel.h"
 #include "lib/ops/losses.h"
 #include "lib/optim/sgd.h"
 #include "tests/support/catch2.h"
-#include "tests/support/sync_net.h"
 #include "tests/user_programs/program.h"
 
 using namespace duet;
