@@ -1,11 +1,9 @@
 // Batches and losses that do not come from duet's loader and operators, and losses computed in the replicas.
-#include <algorithm>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <iterator>
-#include <utility>
 #include <vector>
 
 #include "dp/data_parallel.h"
@@ -13,6 +11,7 @@
 #include "lib/nn/layers.h"
 #include "lib/ops/losses.h"
 #include "lib/ops/ops.h"
+#include "tests/ddp/own_batches.h"
 #include "tests/ddp/train.h"
 #include "tests/support/catch2.h"
 #include "tests/support/own_loss.h"
@@ -23,34 +22,14 @@ using namespace duet_test;
 
 namespace {
 
-using GradientValues = std::vector<float>;
-using Loss = std::function<Variable(const Variable& output, const Tensor& labels)>;
-
-Variable library_loss(const Variable& output, const Tensor& labels) { return ops::nll_loss(output, labels); }
-Variable users_loss(const Variable& output, const Tensor&) { return own_loss(output); }
-
-Batch batch_of(std::int64_t rows, bool stamped) {
-  Batch batch = make_batch(rows, 0);
-  if (!stamped) {
-    batch.images.set_stamp({});
-    batch.labels.set_stamp({});
-  }
-  return batch;
-}
-
-GradientValues gradients_of(nn::Module& model) {
-  const auto all = std::as_const(model.parameters()).gradients().span<float>();
-  return {all.begin(), all.end()};
-}
-
-GradientValues alone(const Batch& batch, const Loss& loss) {
+Values alone(const Batch& batch, const Loss& loss) {
   SyncNet model(kSeed);
   loss(model(batch.images), batch.labels).backward();
   return gradients_of(model);
 }
 
 /// Of `devices` devices, with the loss in the replicas or of the gathered output.
-GradientValues side_by_side(int devices, const Batch& batch, const Loss& loss, bool in_replicas) {
+Values side_by_side(int devices, const Batch& batch, const Loss& loss, bool in_replicas) {
   SyncNet model(kSeed);
   dp::DataParallelOptions options{.devices = first_devices(DeviceKind::cpu, devices)};
   if (in_replicas) options.loss = loss;
@@ -62,26 +41,14 @@ GradientValues side_by_side(int devices, const Batch& batch, const Loss& loss, b
   return gradients_of(model);
 }
 
-void check_close(const GradientValues& got, const GradientValues& expected) {
-  REQUIRE(got.size() == expected.size());
-  double largest = 0, worst = 0;
-  for (std::size_t i = 0; i < got.size(); ++i) {
-    const double error = std::fabs(double{got[i]} - double{expected[i]});
-    largest = std::max(largest, std::fabs(double{expected[i]}));
-    worst = error <= worst ? worst : error;  // a NaN stays
-  }
-  INFO("largest gradient " << largest << ", largest error " << worst);
-  CHECK(worst <= 1e-5 * largest);
-}
-
 }  // namespace
 
 TEST_CASE("a synchronised batch norm with the loss in the replicas trains with fewer rows than devices") {
   for (int devices = 2; devices <= 9; ++devices) {
     for (std::int64_t rows = 1; rows <= 9; ++rows) {
       CAPTURE(devices, rows);
-      const Batch batch = batch_of(rows, true);
-      const GradientValues got = side_by_side(devices, batch, library_loss, true);
+      const Batch batch = rows_of({rows}, 0, 0, true);
+      const Values got = side_by_side(devices, batch, library_loss, true);
       check_close(got, alone(batch, library_loss));
       if (devices == 2 || devices == 4 || devices == 8) CHECK(got == alone(batch, library_loss));
     }
@@ -94,7 +61,7 @@ TEST_CASE("DP has the gradients of the mean over all rows, with any loss, stampe
       for (const bool stamped : {false, true}) {
         for (const bool in_replicas : {false, true}) {
           CAPTURE(devices, rows, stamped, in_replicas);
-          const Batch batch = batch_of(rows, stamped);
+          const Batch batch = rows_of({rows}, 0, 0, stamped);
           check_close(side_by_side(devices, batch, library_loss, in_replicas), alone(batch, library_loss));
           if (!in_replicas || !stamped || rows >= devices)  // the user's own loss divides by the rows
             check_close(side_by_side(devices, batch, users_loss, in_replicas), alone(batch, users_loss));
@@ -108,7 +75,8 @@ TEST_CASE("a loss in the replicas that adds both kinds of terms is refused") {
   const auto both = [](const Variable& output, const Tensor& labels) {
     return ops::add(ops::nll_loss(output, labels), own_loss(output));
   };
-  CHECK_THROWS_WITH(side_by_side(2, batch_of(8, true), both, true), ContainsSubstring("a loss in the replicas adds"));
+  CHECK_THROWS_WITH(side_by_side(2, rows_of({8}, 0, 0, true), both, true),
+                    ContainsSubstring("a loss in the replicas adds"));
 }
 
 TEST_CASE("a stamped batch that is cut across its rows is weighted by what is cut") {
@@ -162,7 +130,7 @@ TEST_CASE("a module that gives its loss has the gradients of one device, by mean
   struct Result {
     Shape shape;
     float loss;
-    GradientValues gradients;
+    Values gradients;
   };
   const auto step = [](int devices, const Batch& batch, bool vector, auto reduce) {
     GivesLoss model(vector);
@@ -180,7 +148,7 @@ TEST_CASE("a module that gives its loss has the gradients of one device, by mean
     for (const bool stamped : {true, false})
       for (int devices = 2; devices <= 8; ++devices)
         for (std::size_t i = 0; i < std::size(reductions); ++i) {
-          Batch batch = batch_of(rows, stamped);
+          Batch batch = rows_of({rows}, 0, 0, stamped);
           for (Tensor* const tensor : {&batch.images, &batch.labels})
             if (stamped) tensor->set_stamp({.global = rows, .owned = true});
           CAPTURE(rows, stamped, devices, i);
