@@ -87,17 +87,8 @@ struct BodyAndHead : nn::Module {
 Values values_of(nn::Module& model);
 Values gradients_of(nn::Module& model);
 
-/// What a program of a user differs from the others by; each rank may have its own.
-struct Reading {
-  std::int64_t samples = 40, global_batch = 8;
-  std::uint64_t seed = 3;
-  int world_size = 1, rank = 0;
-};
-/// Reads as the run's mode should.
-Reading reading_of(const Run& run);
-/// Drawn samples, of which each depends on its number alone.
-const data::Dataset& samples(std::int64_t count);
-data::Loader loader_of(const Reading& reading);
+/// Of 40 drawn samples, of which each depends on its number alone, in batches of 8.
+data::Loader loader_of(int world_size, int rank);
 
 /// The loop of the README over one epoch.
 Values train(Run& run, nn::Module& model, data::Loader& loader);
