@@ -72,6 +72,7 @@ TEST_CASE("a training keeps the blocks of its batches on another number of devic
   const std::string whole = folder.path() + "/whole", resumed = folder.path() + "/resumed", kept = folder.path() + "/c";
   REQUIRE(duet_test::duet(train({"--epochs", "2", "--result", whole, "--blocks", "16"})).status == 0);
   REQUIRE(duet_test::duet(train({"--epochs", "1", "--checkpoint", kept, "--blocks", "16"})).status == 0);
+  CHECK_FALSE(duet_test::files_in(kept, "model_best").empty());
   const auto on_three = [&](const std::string& option, const std::string& value) {
     return duet_test::duet(
         train({"--mode", "ddp", "--devices", "3", "--epochs", "2", "--resume", kept, option, value}));
@@ -212,7 +213,9 @@ TEST_CASE("a checkpoint of another run is refused") {
   const auto seed = duet_test::duet(train({"--epochs", "2", "--seed", "5", "--resume", folder.path() + "/c"}));
   CHECK(seed.status == 1);
   CHECK_THAT(seed.err, duet_test::ContainsSubstring("is of a run with seed 1234, this run has 5"));
-  CHECK(duet_test::duet(train({"--epochs", "2", "--resume", folder.path() + "/c"}, "334")).status == 1);
+  const auto images = duet_test::duet(train({"--epochs", "2", "--resume", folder.path() + "/c"}, "334"));
+  CHECK(images.status == 1);
+  CHECK_THAT(images.err, duet_test::ContainsSubstring("is of a run with train_images 333, this run has 334"));
 }
 
 TEST_CASE("ranks are started by duet launch too, and share the work") {
