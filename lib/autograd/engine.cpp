@@ -277,7 +277,7 @@ class Engine {
 
   /// Two uses by the batch add up on each device; what is free of it is the same on all.
   void count_use(const Node& from, Node& target) const {
-    if (is_free(from)) return;
+    if (is_free(from) && !from.has_batch_) return;
     Leaf* const shared = counts_uses_ && target.has_batch_ ? leaf_of(target) : nullptr;
     if (shared != nullptr) shared->adds_up();
     target.has_batch_ = true;
