@@ -58,9 +58,10 @@ TEST_CASE("DDP refuses a function of a batch's mean that is not linear, and name
   for (const auto& [op, mean, loss, stamped_only] : curved_losses())
     for (const bool stamped : {true, false}) {
       if (stamped_only && !stamped) continue;
-      const std::string failure = failure_of(2, [&](DistributedDataParallel& net, int rank, Device device) {
-        step(net, rows_of({5, 3}, rank, 0, stamped).to(device), loss);
-      });
+      const std::string failure =
+          failure_of(2, [&, &loss = loss](DistributedDataParallel& net, int rank, Device device) {
+            step(net, rows_of({5, 3}, rank, 0, stamped).to(device), loss);
+          });
       CAPTURE(op, stamped);
       CHECK_THAT(failure, ContainsSubstring(op + ": its argument is the result of " + mean + " over this device's"));
     }

@@ -74,7 +74,7 @@ TEST_CASE("ranks whose parameters or earlier forwards differ disagree, where bot
   for (const auto& [number, advice] :
        {std::pair(&BatchMark::values, "the parameters of rank 1 are not those of rank 0: a"),
         std::pair(&BatchMark::drawn, "on rank 1, but not on rank 0: only some ranks")}) {
-    for (const std::uint64_t own : {0, 10, 11}) {
+    for (const std::uint64_t own : {0U, 10U, 11U}) {
       std::vector<RankHeader> ranks = {{0, header_of(all_reduce_of(4), 1)}, {1, header_of(all_reduce_of(4), 1)}};
       ranks[0].header.batch.*number = own;
       ranks[1].header.batch.*number = 11;
