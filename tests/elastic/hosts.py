@@ -192,7 +192,7 @@ class Tests:
                 while hosts.launchers[0].ranks():
                     time.sleep(0.01)
                 hosts.launchers[0].process.send_signal(signal.SIGINT)
-                hosts.launchers[0].process.wait(3)  # host 1 would be waited for for 5 s
+                hosts.launchers[0].process.wait(4.5)  # host 1 would be waited for for 5 s
 
         self.run("the arbiter is interrupted twice", "cnn", interrupt_twice, ["ended by signal 2"],
                  {0: "exit code 130", 1: "exit code 1"}, True, **slow)
