@@ -72,7 +72,7 @@ Texts unlike_settings(const StepMark& first, const StepMark& other) {
   return {"eps, or an optimizer after the second,", "the same", "different"};
 }
 
-/// What ranks that make one call have done otherwise since the last reduction; empty: nothing.
+/// Names a number or setting that differs between ranks that make one call; empty if none does.
 std::string unlike_steps(std::span<const RankHeader> ranks) {
   constexpr std::array kNames = {"number of forwards between reductions", "", "number of updates between reductions"};
   for (std::size_t i = 0; i < StepMark::kNumbers; ++i) {
@@ -90,7 +90,7 @@ std::string unlike_steps(std::span<const RankHeader> ranks) {
   return {};
 }
 
-/// What to do where ranks make one call with other rows.
+/// Returns the advice for ranks that make one call with different rows.
 const char* advice_on_rows(std::span<const RankHeader> ranks) {
   const auto differ = [&](auto field) {
     const auto value_of = [field](const BatchMark& mark) {
@@ -106,7 +106,7 @@ const char* advice_on_rows(std::span<const RankHeader> ranks) {
 }
 
 /// Numbers of a BatchMark that all ranks have alike if they know them, that is if they are not 0.
-constexpr std::array kCommon = {&BatchMark::values, &BatchMark::drawn};
+constexpr std::array kCommon = {&BatchMark::whole, &BatchMark::values, &BatchMark::drawn};
 
 bool differ(const CallHeader& one, const CallHeader& other, std::uint64_t BatchMark::*number) {
   const std::uint64_t own = one.batch.*number, others = other.batch.*number;
@@ -170,9 +170,8 @@ CallHeader header_of(const Call& call, std::uint64_t sequence) {
 }
 
 bool Agreement::same(const CallHeader& one, const CallHeader& other) {
-  const std::uint64_t whole = one.batch.whole, others = other.batch.whole;
-  bool same = same_call(one, other) && (whole == 0 || others == 0 || whole == others) &&
-              std::ranges::none_of(kCommon, [&](auto number) { return differ(one, other, number); });
+  bool same =
+      same_call(one, other) && std::ranges::none_of(kCommon, [&](auto number) { return differ(one, other, number); });
   for (std::size_t i = 0; i < StepMark::kNumbers; ++i) {
     const std::int32_t number = one.batch.done.numbers[i], other_number = other.batch.done.numbers[i];
     same = same && (number == other_number || number == -1 || other_number == -1);
@@ -183,7 +182,6 @@ bool Agreement::same(const CallHeader& one, const CallHeader& other) {
 void Agreement::add(const CallHeader& header) {
   if (!std::exchange(any_, true)) first_ = header;
   same_ = same_ && same(header, first_);
-  if (first_.batch.whole == 0) first_.batch.whole = header.batch.whole;
   for (const auto number : kCommon)
     if (first_.batch.*number == 0) first_.batch.*number = header.batch.*number;
   for (std::size_t i = 0; i < StepMark::kNumbers; ++i)

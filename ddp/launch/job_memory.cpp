@@ -334,8 +334,8 @@ void JobMember::count_call() {
 }
 
 bool JobMember::finish(std::uint32_t generation) {
-  const RankLine& own = memory_.of(rank_);
-  memory_.of(rank_).finished.store(generation + 1);
+  RankLine& own = memory_.of(rank_);
+  own.finished.store(generation + 1);
   memory_.change();
   for (;;) {
     const std::uint32_t changes = memory_.changes.load();

@@ -75,7 +75,7 @@ class Engine {
     for (const BackwardRoot& root : roots) discover(root.edge.node);
     for (const BackwardRoot& root : roots) require_sum(root.edge);
     if (listens(&BackwardListener::adds_free_last)) {
-      if (std::ranges::all_of(roots, [](const BackwardRoot& root) { return is_free(root.edge); }))
+      if (std::ranges::all_of(roots, [](const BackwardRoot& root) { return is_free(root.edge.kinds()); }))
         return run_last(roots);
       sets_aside_ = std::ranges::any_of(roots, [](const BackwardRoot& root) {
         return (root.edge.kinds() & kFree) != 0 && (root.edge.kinds() & kShares) != 0;
@@ -103,9 +103,6 @@ class Engine {
 
  private:
   bool listens(bool (BackwardListener::*to)() const) const { return std::ranges::any_of(listeners_, to); }
-
-  static bool is_free(const Edge& edge) { return (edge.kinds() & (kDivisors | kFree)) == kFree; }
-  static bool is_free(const Node& node) { return (node.kinds_of(0) & (kDivisors | kFree)) == kFree; }
 
   /// Throws unless the gradients of what several tapes have of this value add up.
   void require_sum(const Edge& value) const {
@@ -220,8 +217,8 @@ class Engine {
       inputs.assign(inputs.size(), Tensor());  // no gradient came this way: nothing is handed on
     }
     node.arrived_.clear();
-    if (!sets_aside_ || leaf != nullptr ||
-        !is_free(node)) {  // else the run of what is free of the batch may come again
+    // The run of terms that are free of the batch may come to such nodes again.
+    if (!sets_aside_ || leaf != nullptr || !is_free(node.kinds_of(0))) {
       node.used_ = true;
       node.release();
     }
@@ -230,7 +227,7 @@ class Engine {
 
   /// Whether a term of the loss is one that is free of the batch.
   bool leads_aside(const Node& node, const Edge& edge) const {
-    if (!sets_aside_ || !is_free(edge)) return false;
+    if (!sets_aside_ || !is_free(edge.kinds())) return false;
     const unsigned kinds = node.kinds_of(0);
     return (kinds & kFree) != 0 && (kinds & kShares) != 0;
   }
@@ -277,7 +274,7 @@ class Engine {
 
   /// Two uses by the batch add up on each device; what is free of it is the same on all.
   void count_use(const Node& from, Node& target) const {
-    if (is_free(from) && !from.has_batch_) return;
+    if (is_free(from.kinds_of(0)) && !from.has_batch_) return;
     Leaf* const shared = counts_uses_ && target.has_batch_ ? leaf_of(target) : nullptr;
     if (shared != nullptr) shared->adds_up();
     target.has_batch_ = true;

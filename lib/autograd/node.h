@@ -33,6 +33,8 @@ enum ValueKind : unsigned {
 };
 inline constexpr unsigned kDivisors = kOwnRows | kWholeBatch | kGlobalRows | kPartOfBatch;
 inline constexpr unsigned kShares = kGlobalRows | kPartOfBatch;  // a part of the gradient of all rows
+/// Whether a value of these kinds is surely free of the batch.
+inline constexpr bool is_free(unsigned kinds) { return (kinds & (kDivisors | kFree)) == kFree; }
 
 /// The Normaliser of a mean over `rows` rows with this stamp whose gradient is divided by the rows of the global batch.
 inline Normaliser normaliser_of(const Rows& stamp, std::int64_t rows) {

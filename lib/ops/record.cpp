@@ -28,13 +28,13 @@ unsigned kinds_of_result(const Tensor& result, std::span<const Variable* const> 
     const unsigned kinds = input->edge().kinds();
     of_batch = of_batch || (kinds & kFree) == 0;
     in |= kinds;
-    if ((kinds & (kDivisors | kFree)) != kFree) others |= kinds, ++means;
+    if (!is_free(kinds)) others |= kinds, ++means;
   }
   // A number that all devices have times the mean of a device's own rows, which are weighted by their number.
   const bool scales = op.product && means == 1 && (others & (kDivisors | kFree)) == kOwnRows;
   if ((in & kDivisors) == 0 && unknown) in |= kOwnRows;
   if (of_batch && (in & (kShares | kWholeBatch)) == 0) in &= ~unsigned{kFree};
-  const bool free = (in & (kDivisors | kFree)) == kFree, one = result.count() == 1;
+  const bool free = is_free(in), one = result.count() == 1;
   const bool curved = (in & kCurved) != 0 || (!op.linear && !scales && (in & kBatchMean) != 0);
   if (op.divisor != 0 && !(free && op.divisor == kOwnRows))
     return op.divisor | kBatchMean | (curved || (in & kShares) != 0 ? unsigned{kCurved} : 0);
