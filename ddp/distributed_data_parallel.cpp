@@ -115,8 +115,8 @@ class ModuleHooks final : public GradientSynchroniser, private Recoverable {
   /// Null: gradients of this rank's forwards are one sum, as under no_sync().
   std::shared_ptr<nn::GradientParts> parts() const { return synchronises() ? parts_ : nullptr; }
 
-  /// What runs the module on a batch: the module, or where this rank `owns` several subtrees replicas of it, one for
-  /// each. Inputs whose tensors are not known to be rows of the batch or none of it, and modules that would mix up
+  /// Returns the module to run on a batch: the wrapped one, or replicas of it if this rank `owns` several subtrees, one
+  /// for each. Inputs whose tensors are not known to be rows of the batch or none of it, and modules that would mix up
   /// rows, are not cut.
   const nn::Module& runner_for(const nn::Value& input, bool owns) {
     const Variable* const batch = nn::first_tensor(input);
@@ -337,7 +337,7 @@ class ModuleHooks final : public GradientSynchroniser, private Recoverable {
     aside_.begin();
   }
 
-  /// What ranks compare in the header of the next collective.
+  /// Returns the mark that ranks compare in the header of the next collective.
   BatchMark mark_of(unsigned normalisers) {
     BatchMark mark = weights()->mark();
     if (mark.whole != 0) mark.drawn = drawn_;
@@ -515,14 +515,15 @@ DistributedDataParallel::DistributedDataParallel(nn::Module& module, ProcessGrou
       "SyncBatchNorm, or no minimum of ranks");
   const bool refuses = Recovery::instance().ranks_change() && store.device().kind == DeviceKind::cpu;
   require<UsageError>(!refuses || options.rule == GradientRule::rows,
-                      "an elastic job goes on with fewer ranks, but GradientRule::torch divides by their number: use "
+                      "an elastic job continues with fewer ranks, but GradientRule::torch divides by their number: use "
                       "GradientRule::rows, or no minimum of ranks");
   const auto is_no_wrapper = [](const nn::Module& one) {
     return dynamic_cast<const dp::DataParallel*>(&one) == nullptr;
   };
-  require<UsageError>(!refuses || !Recovery::instance().may_cut_tree(kMostBlocks) || module.all_modules(is_no_wrapper),
-                      "an elastic job goes on with numbers of ranks that do not divide that of the blocks, but then a "
-                      "DataParallel within DistributedDataParallel has other bits: use one device for each rank");
+  require<UsageError>(
+      !refuses || !Recovery::instance().may_cut_tree(kMostBlocks) || module.all_modules(is_no_wrapper),
+      "an elastic job continues with numbers of ranks that do not divide the number of blocks, but then a "
+      "DataParallel within DistributedDataParallel has other bits: use one device for each rank");
   require<UsageError>(
       !Recovery::instance().ranks_change() || module.sums_by_blocks(),
       "an elastic job goes on with fewer ranks, but LibTorch's sums depend on how many rows a rank has: "

@@ -56,8 +56,8 @@ struct DistributedDataParallelOptions {
   /// Ranks may step by gradients that were not reduced, as for local SGD under no_sync(), and otherwise than the
   /// others. Without it, step() throws UsageError there, and backward CommError on every rank if two ranks differ since
   /// the last reduction in their number of forwards (of batches that no sampler divided) or of step() (unless the
-  /// program has written values), or in an optimizer, rate, momentum, decay or clip norm. Not within join(), or right
-  /// behind it or a recovery.
+  /// program has written values), or in an optimizer, rate, momentum, decay or clip norm. Not within join(), nor in
+  /// the first step after it or after a recovery.
   bool local_steps = false;
   /// Communicates gradients in place of all_reduce: ddp/comm_hook.h. The same kind on all ranks.
   std::shared_ptr<CommHook> comm_hook{};

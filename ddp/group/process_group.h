@@ -159,7 +159,7 @@ bool reduces(Collective op);
 /// Whether one rank has another part in it than the others.
 bool has_root(Collective op);
 
-/// What a rank has done since its gradients were last reduced.
+/// Records the forwards and updates of a rank since its gradients were last reduced.
 struct StepMark {
   enum Number { forwards, settings, updates, kNumbers };
   /// Forwards whose gradients were to be reduced, a hash of the settings of all updates, calls of step(); -1: unknown.
@@ -171,8 +171,8 @@ struct StepMark {
   bool operator==(const StepMark&) const = default;
 };
 
-/// What a rank has done, and the rows of stamped batches from which the gradients in a collective come. Ranks compare
-/// it in the header of the collective.
+/// Records the steps of a rank, and the rows of stamped batches from which the gradients in a collective come. Ranks
+/// compare it in the header of the collective.
 struct BatchMark {
   std::uint64_t whole = 0;  // sum of hashes of the batches, of which the ranks together have all rows; 0: unknown
   std::uint64_t cover = 0;  // what this rank's rows contribute to `whole`: those of all ranks add up to it

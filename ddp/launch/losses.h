@@ -60,7 +60,7 @@ class JobLosses {
   std::optional<Absence> overdue(Milliseconds limit) const;
   /// Whether a rank that ends now leaves the others in the midst of the training.
   bool trains(int rank) const { return job_->has_joined(rank) && !job_->ended(); }
-  /// What is said of one that has done so with exit code 0.
+  /// Returns the error of a rank that has left the others with exit code 0.
   std::string left_early(int rank) const;
   /// Forgets the ranks, for others that begin from the start; the memory stays where there are other hosts.
   void begin();

@@ -24,7 +24,7 @@ enum Normaliser : unsigned {
       8,  // the rows of a stamped batch, of which this tape has a part: a micro-batch, or a shard cut by hand
 };
 
-/// What else is known of a value, as bits beside those of Normaliser.
+/// Classifies a value further, by bits beside those of Normaliser.
 enum ValueKind : unsigned {
   kFree = 16,       // of parameters and numbers; beside kOwnRows: perhaps of the batch, too
   kBatchMean = 32,  // of one number: a mean or sum over the rows that this tape has of the batch

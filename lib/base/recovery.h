@@ -141,7 +141,7 @@ class Recovery {
     std::function<void()> recover;
     std::function<bool()> is_left;
     Place place{};
-    bool places_change = false;           // the job goes on with spare processes, or fewer ranks
+    bool places_change = false;           // the job continues with spare processes, or fewer ranks
     int least_ranks = 1, most_ranks = 1;  // with as few ranks; with all
   };
   /// On while a group is set.

@@ -135,7 +135,7 @@ class FlatParameters final {
   /// Says that each device adds up several uses of `shared`, or of some parameter, once: see report_dependence(). Not
   /// on GPUs, whose bits depend on their number as it is.
   void report_uses(const Slot* shared);
-  /// Of a replica: whether its wrapper runs it now. No other backward may reach its parameters.
+  /// Returns whether the wrapper of a replica runs it now. No other backward may reach its parameters.
   bool& runs() { return runs_; }
   /// Marks a slot filled whose gradient was written by other means.
   void set_filled(int slot) { filled_[static_cast<std::size_t>(slot)] |= kFilled; }

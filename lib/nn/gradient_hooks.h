@@ -19,7 +19,7 @@ namespace duet::nn {
 /// A hook is called while its handle or a copy of that lives, which may outlive the model.
 using HookHandle = std::shared_ptr<const void>;
 
-/// What parameters are updated by.
+/// Describes the optimizer that updates parameters, and its settings.
 struct UpdateSettings {
   enum Optimizer : std::uint8_t { none, custom, sgd, nesterov_sgd, adam, adamw };
   enum Name { lr, momentum, dampening, weight_decay, clip_norm, eps, kNames, beta1 = momentum, beta2 = dampening };

@@ -59,7 +59,7 @@ inline bool recorded(std::initializer_list<const Variable*> inputs) {
   return recorded(std::span(inputs.begin(), inputs.size()));
 }
 
-/// What an operator makes of the kinds of its arguments.
+/// Describes how an operator combines the kinds of its arguments.
 struct OperatorKind {
   bool linear = false;      // in the arguments that ask for gradients
   bool sums = false;        // over rows

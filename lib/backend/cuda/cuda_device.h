@@ -25,7 +25,7 @@ class DeviceMemory;
 /// Whether what is asked of the stream now becomes part of a graph.
 bool is_capturing(cudaStream_t stream);
 
-/// What holds for all devices of the process.
+/// Holds the settings of all devices of the process.
 struct Settings {
   std::atomic<Precision> precision{Precision::fp32};
   /// Whether algorithms are chosen without timing them.
