@@ -34,7 +34,7 @@ dp = runs[1]
 assert runs[0]["graph"] and dp["graph"], runs
 assert dp["speedup"] is None and dp["efficiency"] is None, dp
 assert all(run["eager_parts"] and run["step_us"]["forward"] > 0 and run["step_us"]["backward"] > 0 for run in runs), runs
-assert len(dp["rounds_us"]) >= 3 and len(runs[2]["rank_step_us"]) == 2 and runs[2]["mode"] == "copies", runs
+assert dp["rounds_us"] and len(runs[2]["rank_step_us"]) == 2 and runs[2]["mode"] == "copies", runs
 assert len(dp["device_memory_mb"]) == 2 and min(dp["device_memory_mb"]) > 0, dp
 assert min(dp["moved_bytes_per_step"]) > 8 * 784 * 4, dp
 assert abs(runs[0]["train_loss"][-1] - dp["train_loss"][-1]) < 1e-4, (runs[0]["train_loss"], dp["train_loss"])
