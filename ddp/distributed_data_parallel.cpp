@@ -481,8 +481,8 @@ class ModuleHooks final : public GradientSynchroniser, private Recoverable {
   bool has_shared_ = false;                   // whether parts were made in memory that ranks share, where there is such
   const bool may_be_cut_;
   std::unique_ptr<dp::DataParallel> pieces_;
-  std::atomic<bool> said_shares_{false}, said_inputs_{false};
-  std::uint64_t delivery_ = 0, drawn_ = 0;  // the last batch's, see BatchMark
+  std::atomic<bool> said_shares_{group().rank() != 0}, said_inputs_{false};  // rank 0 reports shares for all
+  std::uint64_t delivery_ = 0, drawn_ = 0;                                   // the last batch's, see BatchMark
   // In an elastic job:
   std::int64_t batch_ = -1;                     // of the last forward in training mode
   int backwards_ = 0;                           // synchronised ones since then

@@ -128,3 +128,18 @@ TEST_CASE("backward refuses a loss that the parts of a rank's batch have left in
   CHECK_THROWS_WITH(train_stamped_ranks(StampCase::keeps_loss, 16, 3),
                     ContainsSubstring("of a replica past the output of its wrapper"));
 }
+
+TEST_CASE("one rank warns if the ranks have shares of the batch that aren't whole blocks") {
+  const Said said;
+  ddp::run_rank_threads(3, [](ddp::ProcessGroup& group) {
+    StampedNet model(StampCase::folds);
+    ddp::DistributedDataParallel net(model, group);
+    Batch batch = make_batch(9, 0).rows(3 * group.rank(), 3 * group.rank() + 3);
+    Rows stamp = batch.images.stamp();
+    stamp.shards = 3;
+    batch.images.set_stamp(stamp);
+    net(batch.images);
+  });
+  CHECK(said.lines() == 1);
+  CHECK_THAT(said.text(), ContainsSubstring("warning: the 3 ranks have shares of the batch that are not whole blocks"));
+}
