@@ -29,8 +29,9 @@ std::string rate_text(const TransferCost& hop) {
                 " us a message");
 }
 
-/// Reads results.json, which must hold a cost model. Errors name the file.
-Results with_model(const std::string& file) {
+/// Reads results.json, or that of a folder, which must hold a cost model. Errors name the file.
+Results with_model(const std::string& place) {
+  const std::string file = results_file(place);
   Results results = read_results(file);
   with_prefix([&] { return file + ": "; }, [&] { model_of(results); });
   return results;
@@ -83,13 +84,19 @@ std::string source_of(const ScalingRow& row) {
   return concat("measured (model ", row.error() < 0 ? "" : "+", fixed(100 * row.error(), 1), " %)");
 }
 
-std::vector<std::string> cells_of(const ScalingRow& row) {
+/// "1.91x" if it was measured, else a range: `error` is the share by which the model may be off.
+std::string speedup_of(const ScalingRow& row, double error) {
+  if (row.measured || error == 0) return fixed(row.speedup, 2) + "x";
+  return concat(fixed(row.speedup * (1 - error), 2), " to ", fixed(row.speedup * (1 + error), 2), "x");
+}
+
+std::vector<std::string> cells_of(const ScalingRow& row, double error) {
   return {name(row.mode),
           grouped(row.devices),
           grouped(row.hosts),
           grouped(row.batch),
           grouped(std::llround(row.step_us)) + " us",
-          fixed(row.speedup, 2) + "x",
+          speedup_of(row, error),
           fixed(100 * row.efficiency(), 0) + " %",
           row.devices == 1 ? "-" : row.computed.bounded_by(),
           source_of(row)};
@@ -110,14 +117,15 @@ std::string missing_rows(const PredictOptions& options, const std::vector<Scalin
 }
 
 /// With a header.
-std::vector<std::vector<std::string>> table_of(const std::vector<ScalingRow>& rows) {
+std::vector<std::vector<std::string>> table_of(const std::vector<ScalingRow>& rows, double error) {
   std::vector<std::vector<std::string>> lines = {
       {"mode", "devices", "hosts", "batch", "step", "speed-up", "efficiency", "bounded by", "source"}};
-  for (const ScalingRow& row : rows) lines.push_back(cells_of(row));
+  for (const ScalingRow& row : rows) lines.push_back(cells_of(row, error));
   return lines;
 }
 
-std::string page_of(const std::vector<ScalingRow>& rows, const std::string& link, const std::string& command_line) {
+std::string page_of(const std::vector<ScalingRow>& rows, double error, const std::string& link,
+                    const std::string& command_line) {
   Page page("duet predict", "What other numbers of devices would give");
   Chart efficiency = efficiency_chart(rows), bounds = bounds_chart(rows);
   efficiency.caption = "Solid lines join measured rows, dashed ones lead to computed rows.";
@@ -125,7 +133,7 @@ std::string page_of(const std::vector<ScalingRow>& rows, const std::string& link
       "Parts of every computed step, each as a share of it; divided is single's step over the number of devices.";
   const std::string left = page.picture(efficiency);
   page.add("<div class=\"first\">\n" + left + page.picture(step_time_chart(rows)) + "</div>\n");
-  page.add(page_table(table_of(rows)) + page_note(kCaveat));
+  page.add(page_table(table_of(rows, error)) + page_note(kCaveat));
   page.section("What bounds it", page.picture(bounds));
   page.section("What was computed", page_entries({{"command line", command_line}, {"link", link}}));
   page.data(to_json(rows));
@@ -144,13 +152,30 @@ int run(const PredictOptions& options, const std::string& command_line) {
   require_outputs({{.option = "--json", .path = to_stdout(options.json) ? "" : options.json},
                    {.option = "--out", .path = options.out}});
   const Results results = with_model(options.results);
+  const Run* const base = base_of(results);
+  const NamedLink* const named = options.link.empty() ? nullptr : &named_link(options.link);
+  require<UsageError>(!named || !named->joins_gpus || !base || !base->on_cpu() || options.hosts.back() > 1,
+                      "--link is ", options.link,
+                      ", which joins GPUs, but the comparison ran on CPU devices: name a network, or give "
+                      "--latency-us and --gbit");
   const std::vector<ScalingRow> rows = scaling_rows(results, plan);
   const std::string link = link_line(options, plan, model_of(results));
+  if (base)
+    std::fprintf(
+        out, "step: measured on %s (%s)\n", base->on_cpu() ? results.machine.cpu.c_str() : base->device.c_str(),
+        base->on_cpu() ? count_text(base->threads_per_device, "thread").c_str() : gpus_text(results.machine).c_str());
   std::fprintf(out, "link: %s\n\n", link.c_str());
-  for (const auto& line : aligned(table_of(rows), {0, 7, 8})) std::fprintf(out, "%s\n", table_line(line).c_str());
+  std::string why;
+  const std::optional<double> known = prediction_error(results, &why);
+  const double error = known.value_or(0);
+  if (!known)
+    std::fprintf(out, "warning: the computed rows are not to be trusted: %s.\n\n",
+                 why.empty() ? "other programs disturbed most rounds of the comparison" : why.c_str());
+  for (const auto& line : aligned(table_of(rows, error), {0, 7, 8}))
+    std::fprintf(out, "%s\n", table_line(line).c_str());
   std::fprintf(out, "\n%s%s\n", missing_rows(options, rows).c_str(), kCaveat);
   for (const std::string& note : results.model_notes) std::fprintf(out, "Of the model: %s.\n", printable(note).c_str());
-  if (!options.out.empty()) write_output(options.out, page_of(rows, link, command_line));
+  if (!options.out.empty()) write_output(options.out, page_of(rows, error, link, command_line));
   write_json(options.json, to_json(rows));
   return 0;
 }

@@ -164,6 +164,8 @@ void share(const CompareOptions& options, const Results& results, const Machine&
                      ": cannot be made: ", last_errno);
 }
 
+std::string results_file(const std::string& place) { return is_folder(place) ? place + "/results.json" : place; }
+
 Results read_results(const std::string& file) {
   const std::string text = read_file(file);
   return with_prefix([&] { return file + ": "; }, [&] { return results_from_json(text); });

@@ -28,6 +28,8 @@ void require_new_folder(const std::string& folder);
 void share(const CompareOptions& options, const Results& results, const Machine& machine,
            const std::string& command_line);
 
+/// Returns the results.json of a folder, or the file that `place` names.
+std::string results_file(const std::string& place);
 /// Reads results.json; errors name the file.
 Results read_results(const std::string& file);
 

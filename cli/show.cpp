@@ -15,8 +15,6 @@
 namespace duet::cli {
 namespace {
 
-std::string file_of(const std::string& place) { return is_folder(place) ? place + "/results.json" : place; }
-
 /// Control characters that others have sent become text.
 void clean(Results& results) {
   change_texts(results, [](const std::string& text) { return printable(text); });
@@ -33,7 +31,7 @@ std::string report_folder(const std::string& file) {
 
 /// Prints again what duet compare printed.
 void show_again(const ShowOptions& options, TerminalStyle style, std::FILE* out) {
-  const std::string file = file_of(options.a);
+  const std::string file = results_file(options.a);
   Results results = read_results(file);
   clean(results);
   const ShowSettings settings{
@@ -82,7 +80,7 @@ int run(const ShowOptions& options, const std::string&) {
     show_again(options, style, out);
     return 0;
   }
-  Results a = read_results(file_of(options.a)), b = read_results(file_of(options.b));
+  Results a = read_results(results_file(options.a)), b = read_results(results_file(options.b));
   clean(a);
   clean(b);
   std::fputs(side_by_side(a, b, terminal_columns(out, kScreenColumns), style).c_str(), out);

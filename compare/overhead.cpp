@@ -12,7 +12,7 @@
 namespace duet::cli {
 namespace {
 
-constexpr double kUnexplained = 0.1;  // share of the loss; beyond it parts are not named as causes
+constexpr std::size_t kEnoughRounds = 5;
 
 /// On as many devices, where they were timed.
 const Run* timed_copies(const Results& results, int devices) {
@@ -69,7 +69,9 @@ std::optional<Overhead> taken_apart(const Results& results, const Run& run, std:
   const Run* const copies = timed_copies(results, run.devices);
   const bool parallel = run.mode == "averaging" || run.mode == "dp" || run.mode == "ddp";
   if (!single || !run.ok || !parallel || run.devices < 2) return std::nullopt;
-  const auto parts_of = [&](const Run& of) { return round ? of.rounds_step_us.at(*round) : of.step_us; };
+  const auto parts_of = [&](const Run& of) {
+    return round ? of.rounds_step_us.at(*round) : of.timed() ? of.step_us.scaled_to(step_us(results, of)) : of.step_us;
+  };
   const StepParts step = parts_of(run), alone = parts_of(*single).scaled(ideal_share(run, *single));
   if (alone.sum() <= 0 || step.sum() <= 0) return std::nullopt;
   std::optional<StepParts> waiting;
@@ -115,18 +117,37 @@ std::optional<Overhead> overhead_of(const Results& results, const Run& run) {
     for (std::size_t part = 2; round && part < round->parts.size(); ++part)  // a smaller batch has no rounds
       if (round->parts[part].us) overhead->parts[part].rounds_us.push_back(*round->parts[part].us);
   }
-  OverheadPart& rest = overhead->parts.back();
-  if (const auto interval = rest.interval();
-      copies && interval && std::min(*rest.us, interval->low) > kUnexplained * overhead->lost_us()) {
-    const OverheadPart compute{"compute", "slower computing", std::exchange(rest.us, 0),
-                               std::exchange(rest.rounds_us, {})};
-    overhead->parts.insert(overhead->parts.end() - 1, compute);
-  }
   return overhead;
 }
 
+std::optional<Interval> lost_of(const Results& results, const Run& run) {
+  const Run* const single = find_run(results, "single", 1);
+  if (!single) return std::nullopt;
+  const double ideal = ideal_share(run, *single);
+  std::vector<double> more_us;
+  for (const std::size_t i : common_rounds(run, *single))
+    more_us.push_back(run.rounds_us[i] - ideal * single->rounds_us[i]);
+  return interval_of(more_us);
+}
+
+std::vector<OverheadPart> causes_of(const Results& results, const Run& run, const Overhead& overhead) {
+  constexpr double kSmall = 0.05;  // share of the loss
+  std::vector<OverheadPart> causes;
+  const std::optional<Interval> lost = lost_of(results, run);
+  if (load_of(results) || run.rounds_us.size() < kEnoughRounds || !lost || lost->low <= 0) return causes;
+  for (auto part = overhead.parts.begin() + 1; part + 1 != overhead.parts.end(); ++part) {
+    OverheadPart cause = *part;
+    const std::optional<Interval> interval = cause.interval();
+    if (interval) cause.us = interval->middle;
+    if (cause.us.value_or(0) >= kSmall * overhead.lost_us() && (!interval || interval->low > 0))
+      causes.push_back(cause);
+  }
+  std::stable_sort(causes.begin(), causes.end(), [](const auto& a, const auto& b) { return *a.us > *b.us; });
+  return causes;
+}
+
 bool explained(const Run& run, const Overhead& overhead) {
-  constexpr std::size_t kEnoughRounds = 5;
+  constexpr double kUnexplained = 0.1;  // share of the loss
   return run.rounds_us.size() >= kEnoughRounds && overhead.lost_us() > 0 &&
          std::fabs(overhead.unexplained_us()) <= kUnexplained * overhead.lost_us();
 }
@@ -147,12 +168,12 @@ std::string part_text(const Results& results, const Run& run, const OverheadPart
   if (name == "communication")
     return concat(fixed(static_cast<double>(results.parameters) * 4 / 1e6, 1), " MB of ",
                   run.mode == "averaging" ? "parameters" : "gradients", " are moved and added");
-  if (name == "compute") return "forward, loss and backward take longer than in copies";
   if (name == "wrapper") return dp ? "scatter, replicate, gather, input and update" : "input, update and the wrapper";
   return part.title;
 }
 
 std::vector<const Run*> runs_with_overhead(const Results& results) {
+  if (load_of(results)) return {};
   int devices = 0;
   for (const Run& run : results.runs)
     if (overhead_of(results, run) && !oversubscribed(results, run)) devices = std::max(devices, run.devices);

@@ -19,9 +19,7 @@ struct OverheadPart {
 };
 
 /// `ideal`, then parts in the order smaller_batch, machine, uneven, communication, wrapper, unexplained. Those that are
-/// not null add up to the step. A part can be negative. Where copies were timed, what is left over is forward, loss and
-/// backward; where its whole interval is above a tenth of the loss, it is a part `compute` before `unexplained`, which
-/// is then 0.
+/// not null add up to the step. A part can be negative.
 struct Overhead {
   double step_us = 0;
   std::vector<OverheadPart> parts;
@@ -34,9 +32,17 @@ struct Overhead {
 /// The overhead of a run on several devices; null for single and copies, and where single or the run was not timed.
 std::optional<Overhead> overhead_of(const Results& results, const Run& run);
 
-/// Whether all parts can be named as causes: there were rounds enough, the run loses something in all of them, and what
-/// is unexplained is at most a tenth of the loss.
+/// Returns what a step of `run` takes beyond the ideal, over the rounds that single has too; null if these are too few.
+std::optional<Interval> lost_of(const Results& results, const Run& run);
+
+/// Returns whether the parts may be drawn next to each other: there were rounds enough, the run loses something in all
+/// of them, and what is unexplained is at most a tenth of the loss.
 bool explained(const Run& run, const Overhead& overhead);
+
+/// Returns the parts that may be named as causes of a loss, the largest first, each with the middle of its interval:
+/// those of at least a twentieth of it whose interval is above 0. None unless the loss itself stands out of the rounds,
+/// of which there must be enough.
+std::vector<OverheadPart> causes_of(const Results& results, const Run& run, const Overhead& overhead);
 
 /// What a part is in a run, with the run's figures: "a batch of 64 costs more than its share of 128".
 std::string part_text(const Results& results, const Run& run, const OverheadPart& part);

@@ -204,8 +204,30 @@ std::string base_note(const Results& results) {
              : concat("Speed-ups are over ", base_text(results), ", as single was not compared.");
 }
 
+std::optional<Load> load_of(const Results& results) {
+  Load load;
+  std::size_t rounds = 0, busy = 0;
+  for (const Run& run : results.runs)
+    for (std::size_t i = 0; run.ok && i < run.rounds_other_programs.size(); ++i) {
+      ++rounds;
+      if (!run.busy(i)) continue;
+      ++busy;
+      load.least = std::min(load.least, run.rounds_other_programs[i]);
+      load.most = std::max(load.most, run.rounds_other_programs[i]);
+    }
+  return 2 * busy > rounds ? std::optional(load) : std::nullopt;
+}
+
+double step_us(const Results& results, const Run& run) {
+  const Run* const base = base_of(results);
+  const double own = static_cast<double>(run.batch) / run.samples_per_s * 1e6;
+  if (!base || !run.speedup || run.rounds_us.empty()) return own;
+  return static_cast<double>(run.batch) / (base->samples_per_s * *run.speedup) * 1e6;
+}
+
 void compare_with_single(Results& results) {
   const Run* const single = base_of(results);
+  const bool concludes = !load_of(results);
   for (Run& run : results.runs) {
     run.speedup = run.efficiency = run.speedup_low = run.speedup_high = run.ceiling_efficiency = std::nullopt;
     if (!single || !run.ok || !run.timed() || !sharing(run).empty()) continue;
@@ -213,7 +235,7 @@ void compare_with_single(Results& results) {
     if (!oversubscribed(results, run) && !run.is_torch())
       run.efficiency = *run.speedup / run.threads() * single->threads_per_device;
     const std::optional<Interval> interval = ratio_interval(speed_ratios(run, *single));
-    if (interval && &run != single) {
+    if (interval && &run != single && concludes) {
       run.speedup_low = interval->low;
       run.speedup_high = interval->high;
     }

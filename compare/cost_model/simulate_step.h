@@ -48,7 +48,8 @@ Link link_of(const MeasuredLink& measured, bool averaging = false);
 struct NamedLink {
   std::string name, title;
   Link link{};
-  std::string source;  // where its figures were published
+  std::string source;       // where its figures were published
+  bool joins_gpus = false;  // within a host
 };
 const std::vector<NamedLink>& named_links();
 /// Throws UsageError that lists the names.

@@ -55,6 +55,15 @@ int largest_fair(const Results& results) {
 
 std::optional<Interval> speed_against(const Run& a, const Run& b) { return ratio_interval(speed_ratios(a, b)); }
 
+bool equal_speeds(const std::optional<Interval>& ratio) {
+  constexpr double kEqual = 0.05;
+  return ratio && ratio->low >= 1 - kEqual && ratio->high <= 1 + kEqual;
+}
+
+std::string not_told_apart(const Interval& ratio) {
+  return concat("could not be told apart (", fixed(ratio.low, 2), " to ", fixed(ratio.high, 2), ")");
+}
+
 bool wraps(const Run& run) { return run.ok && (run.mode == "dp" || run.mode == "ddp"); }
 
 std::string times_text(const Interval& interval) {

@@ -66,23 +66,16 @@ void add_speedups(const Results& results, int devices, Evidence& evidence) {
   }
 }
 
-/// "; 251 us ±20 of it: ..."; empty where no part stands out of the others.
-std::string cause(const Results& results, const Run& run, const Interval& lost) {
+/// "; of it 251 us ±20: ..., 98 us: ..."; empty if no part may be named.
+std::string causes_text(const Results& results, const Run& run) {
   const std::optional<Overhead> overhead = overhead_of(results, run);
-  if (!overhead) return "";
-  constexpr double kAhead = 0.2;  // share of the loss by which its largest part must be ahead of the next
-  std::vector<std::pair<Interval, const OverheadPart*>> parts;
-  for (auto part = overhead->parts.begin() + 1; part != overhead->parts.end(); ++part) {
-    const double us = part->us.value_or(0);
-    parts.emplace_back(part->interval().value_or(Interval{us, us, us}), &*part);
+  std::string text;
+  for (const OverheadPart& cause : overhead ? causes_of(results, run, *overhead) : std::vector<OverheadPart>()) {
+    const std::optional<Interval> interval = cause.interval();
+    text += concat(text.empty() ? "; of it " : ", ", interval ? us_text(*interval) : us_text(*cause.us), ": ",
+                   part_text(results, run, cause));
   }
-  std::sort(parts.begin(), parts.end(), [](const auto& a, const auto& b) { return a.first.middle > b.first.middle; });
-  const auto& [most, part] = parts[0];
-  const double others = std::max(parts[1].first.high + kAhead * lost.middle, lost.middle / 3);
-  const bool known = !part->rounds_us.empty() && part != &overhead->parts.back();
-  if (!known || side_of(most, others) != Side::above) return "";
-  const std::string size = most.middle >= 0.95 * lost.middle ? "all" : us_text(most);
-  return concat("; ", size, " of it: ", part_text(results, run, *part));
+  return text;
 }
 
 /// What keeps `mode` from being single's step divided by the devices.
@@ -90,14 +83,10 @@ void add_overhead(const Results& results, const std::string& mode, int devices, 
   const Run* single = find_run(results, "single", 1);
   const Run* run = find_run(results, mode, devices);
   if (!single || !run || !above_limit(results, *run).empty()) return;
-  const double divided = ideal_share(*run, *single);
-  std::vector<double> more_us;
-  for (const std::size_t i : common_rounds(*run, *single))
-    more_us.push_back(run->rounds_us[i] - divided * single->rounds_us[i]);
-  const std::optional<Interval> lost = interval_of(more_us);
-  if (!lost || lost->middle < 0.05 * single->step_us.sum() * divided) return;
+  const std::optional<Interval> lost = lost_of(results, *run);
+  if (!lost || lost->middle < 0.05 * single->step_us.sum() * ideal_share(*run, *single)) return;
   if (side_of(lost, 0) != Side::above) return evidence.withheld.push_back("the loss of " + mode_on(results, *run));
-  const std::string why = cause(results, *run, *lost);
+  const std::string why = causes_text(results, *run);
   if (why.empty()) evidence.withheld.push_back("what causes the loss of " + mode_on(results, *run));
   const std::string ideal = results.weak ? " of as many rows for its device" : concat(" divided by ", run->devices);
   evidence.say(mode_on(results, *run), " takes ", us_text(*lost), " a step more than single's step", ideal, why, ".");
@@ -258,6 +247,10 @@ void add_statistics(const Results& results, std::vector<std::string>& out) {
 /// Sentences that the rounds support, and which effects are withheld because the rounds leave them open.
 std::vector<std::string> timed_findings(const Results& results) {
   Evidence evidence;
+  if (load_of(results)) {
+    evidence.say(answer(results));
+    return evidence.sentences;
+  }
   const int devices = largest_fair(results);
   add_speedups(results, devices, evidence);
   // A GPU runs asynchronously: the host's clock does not measure how long each part took there.

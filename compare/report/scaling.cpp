@@ -1,11 +1,13 @@
 #include "compare/report/scaling.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstddef>
 #include <iterator>
 #include <set>
 
 #include "compare/report/evidence.h"
+#include "lib/blocks.h"
 #include "lib/error.h"
 #include "train/measure/json_fields.h"
 #include "train/system/display.h"
@@ -78,15 +80,17 @@ std::vector<ScalingRow> rows_of(const Results& results, const ScalingPlan& plan)
       }
   for (ScalingRow& row : rows) {
     const Run* const run = measured_run(results, plan, row);
-    row.computed = simulate_step(model, {.mode = row.mode,
-                                         .devices = row.devices,
-                                         .hosts = row.hosts,
-                                         .batch = static_cast<double>(row.batch),
-                                         .blocks = row.mode == Mode::averaging ? 0 : results.settings.blocks,
-                                         .link = link_of(plan, row)});
+    const int blocks = results.settings.blocks;
+    row.computed = simulate_step(
+        model, {.mode = row.mode,
+                .devices = row.devices,
+                .hosts = row.hosts,
+                .batch = static_cast<double>(row.batch),
+                .blocks = row.mode == Mode::averaging || blocks == 0 ? 0 : std::max(blocks, blocks_for(row.devices)),
+                .link = link_of(plan, row)});
     row.measured = run != nullptr;
     row.step_us = checked_us(row, row.computed.total_us(), "model");
-    if (run) row.step_us = checked_us(row, step_us(*run), "samples_per_s");
+    if (run) row.step_us = checked_us(row, step_us(results, *run), "samples_per_s");
   }
   return rows;
 }
@@ -98,8 +102,6 @@ const CostModel& model_of(const Results& results) {
                      "results: model is null; duet compare with a time budget (--time-budget) measures and writes one");
   return *results.model;
 }
-
-double step_us(const Run& run) { return static_cast<double>(run.batch) / run.samples_per_s * 1e6; }
 
 std::vector<ScalingRow> scaling_rows(const Results& results, const ScalingPlan& plan) {
   std::vector<ScalingRow> rows = rows_of(results, plan);
@@ -124,9 +126,32 @@ std::optional<SimulatedStep> predicted_step(const Results& results, const Run& r
   return {};
 }
 
+std::optional<double> prediction_error(const Results& results, std::string* why) {
+  if (!results.model || load_of(results)) return std::nullopt;
+  const double of_batches = results.model->step.worst_error_share;
+  double worst = of_batches;
+  for (const Run& run : results.runs) {
+    const std::optional<SimulatedStep> step = predicted_step(results, run);
+    const std::optional<Interval> speedup = speedup_interval(run);
+    if (!step || !speedup) continue;
+    const double ratio = step->total_us() / step_us(results, run);  // above 1: too slow
+    const double fastest = speedup->middle / speedup->high, slowest = speedup->middle / speedup->low;
+    worst = std::max(worst, std::abs(ratio - 1));
+    if (ratio * (1 + of_batches) >= fastest && ratio * (1 - of_batches) <= slowest) continue;
+    if (why)
+      *why = concat("the model has ", fixed(100 * std::abs(ratio - 1), 0), " % ", ratio < 1 ? "less" : "more",
+                    " than was measured for a step of ", mode_on(results, run));
+    return std::nullopt;
+  }
+  return worst;
+}
+
 std::vector<std::string> prediction_lines(const Results& results) {
   std::vector<std::string> lines;
-  if (const std::optional<CostModel>& model = results.model) {
+  std::string why;
+  const bool predicts = prediction_error(results, &why).has_value();
+  if (!why.empty()) lines.push_back(concat("Nothing is predicted for other numbers of devices: ", why, "."));
+  if (const std::optional<CostModel>& model = results.model; predicts) {
     const StepCost& step = model->step;
     lines.push_back(concat("A step of single costs ", us_text(step.fixed_us), " and ", fixed(step.per_sample_us, 1),
                            " us a sample, within ", fixed(100 * step.worst_error_share, 1),
@@ -139,7 +164,7 @@ std::vector<std::string> prediction_lines(const Results& results) {
   for (const Run& run : results.runs) {
     const std::optional<SimulatedStep> step = predicted_step(results, run);
     if (!step || run.devices < 2) continue;
-    const double predicted = step->total_us(), measured = step_us(run);
+    const double predicted = step->total_us(), measured = step_us(results, run);
     lines.push_back(concat(row_name(results, run), " on ", run.devices, " devices: predicted ", us_text(predicted),
                            " a step, measured ", us_text(measured), ", ", predicted < measured ? "" : "+",
                            fixed(100 * (predicted / measured - 1), 1), " %."));

@@ -48,8 +48,11 @@ std::vector<ScalingRow> scaling_rows(const Results& results, const ScalingPlan& 
 /// The step of a run as the model has it, without what was measured of the run; nothing without a model, for failed
 /// runs and for those that share devices or cores.
 std::optional<SimulatedStep> predicted_step(const Results& results, const Run& run);
-/// The mean step of a timed run.
-double step_us(const Run& run);
+
+/// By how much predictions may be off, as a share: the larger of the model's error over batches and its worst one at a
+/// timed row. Null if nothing may be predicted: most rounds were disturbed, or the model misses a row by more than that
+/// row's interval and the error over batches. Then `why`, if given, says so.
+std::optional<double> prediction_error(const Results& results, std::string* why = nullptr);
 
 /// The model in sentences, for the terminal: the costs of a step, the break-even batch, and each predicted cell next to
 /// what was measured; and why there is none, or what it lacks. Empty where no model was wanted.

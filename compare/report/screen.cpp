@@ -23,7 +23,6 @@ namespace {
 using Lines = std::vector<std::string>;
 
 constexpr std::size_t kIndent = 2, kWidestPicture = 34, kNarrowestPicture = 14;
-constexpr double kSmallPart = 0.05;  // share of a loss; parts below it are one line
 
 std::string machine_line(const Results& results) {
   const Machine& machine = results.machine;
@@ -62,7 +61,7 @@ std::string bits_text(const Results& results, const Run& run) {
   return same == "yes" || same == "-" ? same : same.starts_with("no") ? "no" : "by design";
 }
 
-/// From where to where the speed-ups of all rows lie, and the ideal.
+/// From where to where the speed-ups of all rows lie, and the ideal; at most twice the ideal.
 struct Axis {
   double low = 1, high = 1;
   std::size_t columns = kNarrowestPicture;
@@ -75,12 +74,15 @@ struct Axis {
 
 Axis axis_of(const Results& results, const std::vector<const Run*>& rows, std::size_t columns) {
   Axis axis{.columns = columns};
+  const Run* const base = base_of(results);
+  double ideal = 1;
   for (const Run* run : rows) {
     if (!run->speedup || !above_limit(results, *run).empty()) continue;
-    const double ideal = oversubscribed(results, *run) ? 1 : run->devices;
+    ideal = std::max(ideal, oversubscribed(results, *run) ? 1 : run->threads() / base->threads_per_device);
     axis.high = std::max({axis.high, ideal, run->speedup_high.value_or(*run->speedup)});
     axis.low = std::min(axis.low, run->speedup_low.value_or(*run->speedup));
   }
+  axis.high = std::min(axis.high, 2 * ideal);
   if (axis.high <= axis.low) axis.high = axis.low + 1;
   return axis;
 }
@@ -94,7 +96,7 @@ std::string picture(const Results& results, const Run& run, const Axis& axis) {
     const std::size_t low = axis.at(interval->low), high = axis.at(interval->high);
     for (std::size_t i = low; i <= high; ++i) text[i] = '-';
     text[low] = '[';
-    text[high] = ']';
+    text[high] = interval->high > axis.high ? '>' : ']';
   }
   text[axis.at(*run.speedup)] = '+';
   return text;
@@ -137,31 +139,27 @@ Lines rows_block(const Results& results, const std::vector<const Run*>& rows, st
     }
     const std::string mark = above_limit(results, *run).empty() ? " " : "!";
     const std::string speed = run->speedup ? fixed(*run->speedup, 2) + mark : "- ";
-    const std::string step = run->timed() ? unit_of(step_us(*run)).text(step_us(*run)) : "-";
-    const std::string rate = run->timed() ? rate_text(run->samples_per_s) : "-";
+    const double us = run->timed() ? step_us(results, *run) : 0;
+    const std::string step = run->timed() ? unit_of(us).text(us) : "-";
+    const std::string rate = run->timed() ? rate_text(static_cast<double>(run->batch) / us * 1e6) : "-";
     lines.push_back(
         cut(line(title, picture(results, *run, axis), speed, step, rate, bits_text(results, *run)), columns));
   }
   return lines;
 }
 
-/// Parts of the loss, the largest first; what is small, and what the others leave, last.
-Lines parts_of(const Results& results, const Run& run, const Overhead& overhead, const Unit& unit) {
-  std::vector<OverheadPart> shown;
-  double rest = overhead.unexplained_us();
-  for (auto part = overhead.parts.begin() + 1; part + 1 != overhead.parts.end(); ++part)
-    if (part->us && *part->us >= kSmallPart * overhead.lost_us())
-      shown.push_back(*part);
-    else
-      rest += part->us.value_or(0);
-  std::sort(shown.begin(), shown.end(), [](const auto& a, const auto& b) { return *a.us > *b.us; });
+/// The causes of the loss, the largest first, and what they leave.
+Lines parts_of(const Results& results, const Run& run, const std::vector<OverheadPart>& causes, double lost_us,
+               const Unit& unit) {
+  double rest = lost_us;
+  for (const OverheadPart& part : causes) rest -= *part.us;
   std::size_t widest = width(unit.text(rest));
-  for (const OverheadPart& part : shown) widest = std::max(widest, width(unit.text(*part.us)));
+  for (const OverheadPart& part : causes) widest = std::max(widest, width(unit.text(*part.us)));
   Lines lines;
   const auto add = [&](double us, const std::string& interval, const std::string& text) {
     lines.push_back(concat("     ", flush_right(unit.text(us), widest), flush_left(interval, 14), "  ", text));
   };
-  for (const OverheadPart& part : shown) {
+  for (const OverheadPart& part : causes) {
     const std::optional<Interval> range = part.interval();
     add(*part.us, range ? concat(" (", unit.number(range->low), "..", unit.number(range->high), ")") : "",
         part_text(results, run, part));
@@ -179,19 +177,24 @@ Lines why_block(const Results& results, std::size_t columns) {
       "a step of ", row_name(results, *run), " on ", run->devices, " devices takes ", unit.text(overhead->step_us),
       ", ", results.weak ? "single's on as many rows " : concat("single's divided by ", run->devices, " is "),
       unit.text(overhead->ideal_us()), ".");
-  if (overhead->lost_us() < kSmallPart * overhead->ideal_us())
+  constexpr double kSmallLoss = 0.05;  // share of the ideal
+  if (overhead->lost_us() < kSmallLoss * overhead->ideal_us())
     return wrapped(concat("Nearly ideal: ", times), columns, kIndent);
   const std::string why = concat("Why not ", run->devices, "x: ", times, " Of the ", unit.text(overhead->lost_us()));
-  if (!explained(*run, *overhead))
+  const std::vector<OverheadPart> causes = causes_of(results, *run, *overhead);
+  if (causes.empty())
     return wrapped(concat(why, " no cause stands out of the noise of ", run->rounds_us.size(), " rounds."), columns,
                    kIndent);
   Lines lines = wrapped(why + ":", columns, kIndent);
-  for (const std::string& part : parts_of(results, *run, *overhead, unit)) lines.push_back(cut(part, columns));
+  for (const std::string& part : parts_of(results, *run, causes, overhead->lost_us(), unit))
+    lines.push_back(cut(part, columns));
   return lines;
 }
 
 Lines more_devices_block(const Results& results, std::size_t columns) {
-  if (!results.model) return {};
+  std::string why;
+  const std::optional<double> error = prediction_error(results, &why);
+  if (!error) return why.empty() ? Lines() : wrapped(concat("Nothing is predicted: ", why, "."), columns, kIndent);
   const int measured = largest_fair(results);
   int shown = 0;
   std::string text = "Computed, not measured, for as many cores:";
@@ -200,7 +203,8 @@ Lines more_devices_block(const Results& results, std::size_t columns) {
     std::string modes;
     for (const ScalingRow& row : scaling_rows(results, {.devices = {devices}, .weak = results.weak}))
       if ((row.mode == Mode::dp || row.mode == Mode::ddp) && row.devices == devices)
-        modes += concat(modes.empty() ? " " : ", ", name(row.mode), " ", fixed(row.speedup, 1), "x");
+        modes += concat(modes.empty() ? " " : ", ", name(row.mode), " ", fixed(row.speedup * (1 - *error), 1), " to ",
+                        fixed(row.speedup * (1 + *error), 1), "x");
     if (!modes.empty()) text += concat(shown++ > 0 ? "; on " : " on ", devices, " devices", modes);
   }
   return shown > 0 ? wrapped(text + ".", columns, kIndent) : Lines();

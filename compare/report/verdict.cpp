@@ -56,8 +56,11 @@ std::string devices_clause(const Results& results, const Candidates& best) {
   for (std::size_t i = 1; i < best.size(); ++i) {
     const Run& run = *best[i];
     const std::string mode = mode_over(results, run);
-    if (side_of(speed_against(first, run), 1) == Side::open && gains(run))
+    const std::optional<Interval> ratio = speed_against(first, run);
+    if (side_of(ratio, 1) == Side::open && equal_speeds(ratio))
       text += " as with " + mode;
+    else if (ratio && side_of(ratio, 1) == Side::open && gains(run))
+      text += concat("; ", mode, ", ", times(run), " ", range(run), ", and ", first.mode, " ", not_told_apart(*ratio));
     else if (gains(run) || loses(run))
       text += concat("; with ", mode, " ", times(run), " ", range(run));
     else
@@ -96,8 +99,12 @@ std::string verdict(const Results& results) {
   const std::string cores = concat("One device on all ", all_cores.threads_per_device, " cores");
   const std::string alone = concat(cores, " trains ", times(all_cores), " as fast as on one ", range(all_cores), ".");
   if (!on_devices) return devices.empty() ? alone : alone + " " + devices;
-  switch (side_of(speed_against(all_cores, *best.front()), 1)) {
-    case Side::open: return concat(devices, " ", cores, " is as fast.");
+  const std::optional<Interval> ratio = speed_against(all_cores, *best.front());
+  switch (side_of(ratio, 1)) {
+    case Side::open:
+      if (!ratio || equal_speeds(ratio)) return concat(devices, " ", cores, " is as fast.");
+      return concat(devices, " ", cores, ", ", times(all_cores), " ", range(all_cores), ", and ",
+                    mode_on(results, *best.front()), " ", not_told_apart(*ratio), ".");
     case Side::above: return concat(alone, " ", devices);
     case Side::below: break;
   }
@@ -112,6 +119,10 @@ const Run* best_wrapped(const Results& results) {
 }
 
 std::string answer(const Results& results) {
+  if (const std::optional<Load> load = load_of(results))
+    return concat("Other programs used ", fixed(100 * load->least, 0), " to ", fixed(100 * load->most, 0),
+                  " % of the cores in most rounds: nothing is concluded. Run the comparison again when they have "
+                  "finished.");
   if (const std::string text = verdict(results); !text.empty()) return text;
   std::vector<std::string> reasons;
   if (largest_fair(results) < 2) reasons = crowded(results);
@@ -121,6 +132,7 @@ std::string answer(const Results& results) {
 }
 
 std::string against_torch(const Results& results) {
+  if (load_of(results)) return "";
   const Run* run = best_wrapped(results);
   if (!run) run = find_run(results, "single", 1);
   const Run* best = nullptr;
@@ -130,10 +142,12 @@ std::string against_torch(const Results& results) {
       best = &other;
   const std::optional<Interval> ratio = best ? speed_against(*run, *best) : std::nullopt;
   if (!ratio) return "";
-  const std::string how =
-      side_of(ratio, 1) != Side::open ? fixed(ratio->middle, 2) + " times as fast as" : "as fast as";
-  return concat(mode_on(results, *run), " is ", how, " PyTorch's best on as many cores, ", row_name(results, *best),
-                " ", times_ends(*ratio), ".");
+  const std::string duet = mode_on(results, *run),
+                    torch = concat("PyTorch's best on as many cores, ", row_name(results, *best));
+  if (side_of(ratio, 1) != Side::open)
+    return concat(duet, " is ", fixed(ratio->middle, 2), " times as fast as ", torch, " ", times_ends(*ratio), ".");
+  if (equal_speeds(ratio)) return concat(duet, " is as fast as ", torch, " ", times_ends(*ratio), ".");
+  return concat(duet, " and ", torch, ", ", not_told_apart(*ratio), ".");
 }
 
 }  // namespace duet::cli

@@ -15,17 +15,21 @@ using duet::cli::Run;
 const std::string kHash(64, 'a');
 const std::string kOther(64, 'b');
 
-/// Nine, of which each differs by up to 1 %, for each number of devices in another order.
-void add_rounds(Run& run, int devices) {
-  constexpr double kFactors[] = {1, 0.99, 1.005, 1.01, 0.998, 1, 1.002, 0.995, 1};
+/// Nine, of which each differs by up to 1 %, for each number of devices in another order: the median ratio of two runs'
+/// rounds is that of their steps.
+void make_rounds(Run& run) {
+  constexpr double kFactors[] = {1, 1.01, 1.005, 1.002, 1, 0.99, 1, 0.995, 0.998};
+  run.rounds_us.clear();
+  run.rounds_step_us.clear();
+  run.samples_per_s = static_cast<double>(run.batch) / run.step_us.sum() * 1e6;
   for (std::size_t i = 0; i < std::size(kFactors); ++i) {
-    const double factor = kFactors[(i + static_cast<std::size_t>(devices) * 2) % std::size(kFactors)];
+    const double factor = kFactors[(i + static_cast<std::size_t>(run.devices) * 2) % std::size(kFactors)];
     run.rounds_us.push_back(run.step_us.sum() * factor);
     run.rounds_step_us.push_back(run.step_us.scaled_to(run.rounds_us.back()));
   }
 }
 
-/// `step` is scaled so that an epoch of 469 steps takes `epoch` seconds.
+/// `step` is scaled so that an epoch of 60,000 samples takes `epoch` seconds.
 Run run(const std::string& mode, int devices, double epoch, double waiting_us) {
   Run run;
   run.mode = mode;
@@ -34,8 +38,7 @@ Run run(const std::string& mode, int devices, double epoch, double waiting_us) {
   run.startup_s = 0.25;
   run.epoch_s = {epoch * 0.99, epoch, epoch * 1.01};
   run.other_programs_share = 0.01;
-  run.samples_per_s = 60000 / epoch;
-  const double step = epoch / 469 * 1e6;
+  const double step = epoch / 60000 * 128 * 1e6;
   run.communication_us = 2 * waiting_us;
   run.waiting_share = waiting_us / step;
   run.parameters_sha256 = kHash;
@@ -46,7 +49,7 @@ Run run(const std::string& mode, int devices, double epoch, double waiting_us) {
   run.step_us.backward = (step - 150 - waiting_us) * 0.6;
   run.train_loss = {2.25, 1.5, 0.75, 0.3125};
   run.test_accuracy = {0.9712};
-  add_rounds(run, devices);
+  make_rounds(run);
   run.peak_memory_mb.assign(mode == "ddp" ? static_cast<std::size_t>(devices) : 1, 120.5);
   return run;
 }
@@ -83,8 +86,11 @@ duet::cli::Results made_up_with_copies() {
     const double waiting_us = results.runs[i].step_us.communication;
     results.runs[i].step_us = copies.step_us;
     results.runs[i].step_us.communication = waiting_us;
+    make_rounds(results.runs[i]);
   }
+  make_rounds(copies);
   results.runs.push_back(copies);
+  compare_with_single(results);
   return results;
 }
 
@@ -108,6 +114,13 @@ duet::cli::CostModel made_up_model() {
                                 .replicate_bytes = 0,
                                 .reduce_bytes = 1572864,
                                 .cost = {.latency_us = 2, .bytes_per_us = 8000}}};
+  fill_derived(model);
+  return model;
+}
+
+duet::cli::CostModel fitting_model() {
+  duet::cli::CostModel model = made_up_model();
+  model.step = {.fixed_us = 1066, .per_sample_us = 125, .worst_error_share = 0.25};
   fill_derived(model);
   return model;
 }

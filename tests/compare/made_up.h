@@ -17,5 +17,7 @@ std::string findings_text(const duet::cli::Results& results);
 
 /// Round numbers in every field of a cost model.
 duet::cli::CostModel made_up_model();
+/// The same, with a step that made_up() doesn't refute: it claims to be right within a quarter.
+duet::cli::CostModel fitting_model();
 
 }  // namespace duet_test

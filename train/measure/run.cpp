@@ -166,12 +166,15 @@ StepParts StepParts::scaled(double factor) const {
 
 StepParts StepParts::scaled_to(double us) const { return sum() > 0 ? scaled(us / sum()) : *this; }
 
+bool Run::busy(std::size_t round) const {
+  constexpr double kBusy = 0.1;  // share of the cores
+  return round < rounds_other_programs.size() && rounds_other_programs[round] > kBusy;
+}
+
 bool Run::disturbed(std::size_t round) const {
-  constexpr double kDisturbed = 0.1;  // share of the cores above which a round is disturbed
-  const auto quiet = [](double share) { return share <= kDisturbed; };
-  const auto& shares = rounds_other_programs;
-  return round < shares.size() && !quiet(shares[round]) &&
-         std::count_if(shares.begin(), shares.end(), quiet) >= static_cast<std::ptrdiff_t>(kFewestRounds);
+  std::size_t quiet = 0;
+  for (std::size_t i = 0; i < rounds_other_programs.size(); ++i) quiet += !busy(i);
+  return busy(round) && quiet >= kFewestRounds;
 }
 
 std::int64_t Run::disturbed_rounds() const {

@@ -116,8 +116,9 @@ struct Run {
   /// Whether its parameters need not be single's: see the three fields above.
   bool differs_by_design() const { return per_device_statistics || library_sums || added_uses; }
   bool timed() const { return samples_per_s > 0; }  // else its only step was the first
-  /// Whether other programs had so much of its cores in this round that its times are left out; never where that leaves
-  /// fewer than three rounds.
+  /// Returns whether other programs had more than a tenth of its cores in this round.
+  bool busy(std::size_t round) const;
+  /// Returns whether the times of a busy round are left out; never if that leaves fewer than three rounds.
   bool disturbed(std::size_t round) const;
   std::int64_t disturbed_rounds() const;
 

@@ -97,7 +97,7 @@ void add_gpu(const Results& results, std::map<std::string, std::string>& values)
 void add_prediction(const Results& results, Page& page, std::map<std::string, std::string>& values) {
   values["prediction"] = page_list(prediction_lines(results));
   values["efficiency"] = values["bounds"] = "";
-  if (!results.model) return;
+  if (!prediction_error(results)) return;
   const std::vector<ScalingRow> rows = scaling_rows(results, {.weak = results.weak});
   Chart efficiency = efficiency_chart(rows);
   efficiency.caption =

@@ -62,7 +62,7 @@ TEST_CASE("why averaging gains little from more devices is said from its figures
   CHECK(
       flattens(results) ==
       "The curve of averaging flattens from 2 to 4 devices: an epoch takes 5.00 s and then 4.50 s, where 2.50 s would "
-      "be ideal. In a step, forward and backward go from 10,011 us to 6,000 us where 5,005 us would be ideal, and "
+      "be ideal. In a step, forward and backward go from 10,017 us to 6,000 us where 5,008 us would be ideal, and "
       "communication from 500 us to 4,000 us (1,500 us of it waiting for the last rank), where 4 devices share 2 "
       "cores.");
   four.step_waiting_us.reset();

@@ -157,7 +157,7 @@ TEST_CASE("the bars of speed-ups are the intervals of results.json") {
   CHECK(dp.at == 2);
   CHECK(dp.low == *results.runs[3].speedup_low);
   CHECK(dp.high == *results.runs[3].speedup_high);
-  CHECK(dp.tip == "dp 2: 1.91x, " + times_range({1.91, dp.low, dp.high}));
+  CHECK(dp.tip == "dp 2: 1.90x, " + times_range({1.90, dp.low, dp.high}));
   CHECK(series(chart, "ideal").points.size() == 3);  // ddp 4 shares cores
   CHECK(series(chart, "ideal").points[0].value == 2);
   CHECK(series(chart, "what copies reach").points.at(0).value == 1.97);

@@ -30,7 +30,7 @@ Results full() {
   alone.samples_per_s = results.runs[0].samples_per_s;
   results.runs.push_back(alone);
   results.batch_sweep = {{64, 8630}, {128, 17057}};
-  results.model = duet_test::made_up_model();
+  results.model = duet_test::fitting_model();
   compare_with_single(results);
   return results;
 }
@@ -49,26 +49,26 @@ std::string shown(int columns) {
 TEST_CASE("the first screen of 100 columns, and of no terminal") {
   CHECK(shown(100) == R"(duet 0.1.0 · Example <CPU>, 2 cores, no GPU · simple_cnn, 0.42 M parameters · batch 128 · MNIST
 
-  2 devices train 1.91 times as fast as one (1.90..1.92), with dp; with ddp 1.60 times (1.59..1.62).
+  2 devices train 1.90 times as fast as one (1.90..1.92), with dp; with ddp 1.60 times (1.59..1.61).
   One device on all 2 cores reaches 1.82 times (1.82..1.82).
 
   mode               1x..............................2x  speed-up      step   samples/s  same bits
   single             +                                      1.00   17.07 ms       7,500  -
   single, all cores  |                          +           1.82    9.39 ms      13,636  yes
-  dp 2               |                             +        1.91    8.96 ms      14,286  yes
+  dp 2               |                             +        1.90    8.96 ms      14,286  yes
   ddp 2              |                   +                  1.60   10.67 ms      12,000  yes
   dp 4               failed: replica 3 on cpu:3: out of memory
   Noise: other modes on 1 device run single's own code, and read 1.00x..1.00x.
 
   Why not 2x: a step of dp on 2 devices takes 8.96 ms, single's divided by 2 is 8.53 ms. Of the 0.43
   ms:
-      0.23 ms (0.14..0.27)   devices slow each other down, without exchange too (copies 1.93x)
-      0.10 ms                a batch of 64 costs more than its share of 128
+      0.24 ms (0.17..0.28)   devices slow each other down, without exchange too (copies 1.93x)
       0.10 ms (0.10..0.10)   1.7 MB of gradients are moved and added
+      0.10 ms                a batch of 64 costs more than its share of 128
      -0.01 ms                other, which the parts above count twice
 
-  Computed, not measured, for as many cores: on 4 devices ddp 0.6x, dp 1.2x; on 8 devices ddp 0.7x,
-  dp 0.8x.
+  Computed, not measured, for as many cores: on 4 devices ddp 1.5 to 2.6x, dp 1.7 to 2.9x; on 8
+  devices ddp 2.2 to 3.7x, dp 2.3 to 3.8x.
   All 9 rows and columns: --wide · report out/index.html · other links and hosts: duet predict
   out/results.json
 )");
@@ -79,26 +79,26 @@ TEST_CASE("the first screen of 100 columns, and of no terminal") {
 TEST_CASE("the first screen of 80 columns leaves samples a second out") {
   CHECK(shown(80) == R"(duet 0.1.0 · Example <CPU>, 2 cores, no GPU · simple_cnn, 0.42 M parameters · b…
 
-  2 devices train 1.91 times as fast as one (1.90..1.92), with dp; with ddp 1.60
-  times (1.59..1.62). One device on all 2 cores reaches 1.82 times (1.82..1.82).
+  2 devices train 1.90 times as fast as one (1.90..1.92), with dp; with ddp 1.60
+  times (1.59..1.61). One device on all 2 cores reaches 1.82 times (1.82..1.82).
 
   mode               1x........................2x  speed-up      step  same bits
   single             +                                1.00   17.07 ms  -
   single, all cores  |                     +          1.82    9.39 ms  yes
-  dp 2               |                       [+       1.91    8.96 ms  yes
+  dp 2               |                       +]       1.90    8.96 ms  yes
   ddp 2              |               +]               1.60   10.67 ms  yes
   dp 4               failed: replica 3 on cpu:3: out of memory
   Noise: other modes on 1 device run single's own code, and read 1.00x..1.00x.
 
   Why not 2x: a step of dp on 2 devices takes 8.96 ms, single's divided by 2 is
   8.53 ms. Of the 0.43 ms:
-      0.23 ms (0.14..0.27)   devices slow each other down, without exchange too…
-      0.10 ms                a batch of 64 costs more than its share of 128
+      0.24 ms (0.17..0.28)   devices slow each other down, without exchange too…
       0.10 ms (0.10..0.10)   1.7 MB of gradients are moved and added
+      0.10 ms                a batch of 64 costs more than its share of 128
      -0.01 ms                other, which the parts above count twice
 
-  Computed, not measured, for as many cores: on 4 devices ddp 0.6x, dp 1.2x; on
-  8 devices ddp 0.7x, dp 0.8x.
+  Computed, not measured, for as many cores: on 4 devices ddp 1.5 to 2.6x, dp
+  1.7 to 2.9x; on 8 devices ddp 2.2 to 3.7x, dp 2.3 to 3.8x.
   All 9 rows and columns: --wide · report out/index.html · other links and
   hosts: duet predict out/results.json
 )");

@@ -21,9 +21,9 @@ TEST_CASE("the table in a pipe") {
  single                   1  0.250 s  8.00 s (7.92..8.08)      7,500        1.00x           100 %        -                    -  0.3125   97.12 %      120 MB  -
  single, all cores        1  0.250 s  4.40 s (4.36..4.44)     13,636  1.82x ±0.01            91 %        -                    -  0.3125   97.12 %      120 MB  yes
  averaging                2  0.250 s  5.00 s (4.95..5.05)     12,000  1.60x ±0.01            80 %        -   4.7 % with waiting  0.3125   97.12 %      120 MB  own data split
- dp                       2  0.250 s  4.20 s (4.16..4.24)     14,286  1.91x ±0.02            95 %        -                1.1 %  0.3125   97.12 %      120 MB  yes
+ dp                       2  0.250 s  4.20 s (4.16..4.24)     14,286  1.90x ±0.02            95 %        -                1.1 %  0.3125   97.12 %      120 MB  yes
  ddp                      2  0.250 s  5.00 s (4.95..5.05)     12,000  1.60x ±0.01            80 %        -  14.1 % with waiting  0.3125   97.12 %  2 x 120 MB  yes
- ddp                      4  0.250 s  6.00 s (5.94..6.06)     10,000  1.33x ±0.01  oversubscribed        -  23.5 % with waiting  0.3125   97.12 %  4 x 120 MB  no: differs from step 17
+ ddp                      4  0.250 s  6.00 s (5.94..6.06)     10,000  1.33x ±0.01  oversubscribed        -  23.4 % with waiting  0.3125   97.12 %  4 x 120 MB  no: differs from step 17
  dp                       4  failed: replica 3 on cpu:3: out of memory
 )";
   CHECK(table(duet_test::made_up(), {}) == expected);
@@ -210,6 +210,6 @@ TEST_CASE("a page for a browser", "[.page]") {
   for (const std::size_t i : {std::size_t{3}, std::size_t{4}})
     results.runs[i].median_step = results.runs[0].median_step;
   results.settings.data = "</script><!--<script><script>throw 1</script>";
-  results.model = duet_test::made_up_model();
+  results.model = duet_test::fitting_model();
   write_output(file, to_html(results, "duet compare", 1));
 }

@@ -164,19 +164,47 @@ TEST_CASE("a cell is predicted from the model, without what was measured of it")
 
 TEST_CASE("the report has predicted, measured and their difference") {
   Results results = modelled();
+  results.model = duet_test::fitting_model();
   const std::vector<std::string> lines = prediction_lines(results);
   REQUIRE(lines.size() == 5);  // averaging, dp and ddp on 2; ddp 4 is oversubscribed, dp 4 has failed
-  CHECK(lines[0] == "A step of single costs 100 us and 10.0 us a sample, within 1.0 % at every batch measured.");
+  CHECK(lines[0] == "A step of single costs 1,066 us and 125.0 us a sample, within 25.0 % at every batch measured.");
   CHECK_THAT(lines[1], ContainsSubstring("Below a batch of "));
   const double predicted = predicted_step(results, results.runs[3])->total_us();
   CHECK(lines[3] == "dp on 2 devices: predicted " + grouped(std::llround(predicted)) +
-                        " us a step, measured 8,960 us, " + fixed(100 * (predicted / 8960 - 1), 1) + " %.");
+                        " us a step, measured 8,960 us, +" + fixed(100 * (predicted / 8960 - 1), 1) + " %.");
   CHECK_THAT(to_html(results, "", 1), ContainsSubstring("Predicted from its parts"));
   results.model->break_even_batch.reset();
   CHECK(prediction_lines(results)[1] == "A second device saves time at no batch here, by this model.");
   results.model.reset();
   CHECK(prediction_lines(results).empty());
   CHECK(to_html(results, "", 1).find("Predicted") == std::string::npos);
+}
+
+TEST_CASE("a model that misses a measured row by more than its interval predicts nothing") {
+  Results results = modelled();
+  results.model = duet_test::fitting_model();
+  REQUIRE(prediction_error(results));
+  CHECK(*prediction_error(results) >= 0.25);
+  results.model->step.worst_error_share = 0.001;
+  std::string why;
+  CHECK_FALSE(prediction_error(results, &why));
+  CHECK_THAT(why, ContainsSubstring(" % more than was measured for a step of averaging on 2 devices"));
+  CHECK(prediction_lines(results)[0] == "Nothing is predicted for other numbers of devices: " + why + ".");
+  CHECK_THAT(first_screen(results, {}), ContainsSubstring("Nothing is predicted: the model has "));
+  CHECK_THAT(to_html(results, "", 1), !ContainsSubstring("Efficiency against devices"));
+}
+
+TEST_CASE("predictions have the blocks that training would have") {
+  Results results = modelled();
+  results.settings.blocks = 8;
+  const auto rows_of = [&](int devices) {
+    return row_of(scaling_rows(results, {.devices = {devices}}), Mode::ddp, devices).computed;
+  };
+  CHECK(rows_of(4).smaller_batch_us == Approx(rows_of(8).smaller_batch_us / 4 * 3).epsilon(0.2));
+  for (const int devices : {3, 5, 6, 7}) {  // of 32 blocks, the largest share is less than a seventh above the mean
+    const double rows = std::ceil(128 * std::ceil(32.0 / devices) / 32);
+    CHECK(rows_of(devices).ideal_us + rows_of(devices).smaller_batch_us == Approx(results.model->step.us(rows)));
+  }
 }
 
 TEST_CASE("computed rows are marked in the pictures of scaling") {

@@ -103,14 +103,14 @@ TEST_CASE("a loss is put down to waiting only where it is waiting") {
     results.runs[4].rounds_waiting_us.assign(results.runs[4].rounds_us.size(), StepParts{.communication = us});
   };
   waits(1400);
-  CHECK_THAT(lost(results), duet_test::ContainsSubstring("1,400 us ±1 of it: waiting for the slower rank."));
+  CHECK_THAT(lost(results), duet_test::ContainsSubstring("of it 1,400 us ±1: waiting for the slower rank."));
   results.runs[4].rank_waiting_us = {3600, 0};  // one computes longer than the other, which waits
   waits(900);
-  CHECK_THAT(lost(results), duet_test::ContainsSubstring("1,800 us ±2 of it: waiting for the slower rank."));
+  CHECK_THAT(lost(results), duet_test::ContainsSubstring("of it 1,800 us ±2: waiting for the slower rank, "));
   results.runs[4].rank_waiting_us = {1800, 1800};
   waits(100);
   CHECK_THAT(lost(results),
-             duet_test::ContainsSubstring("1,400 us ±8 of it: 0.0 MB of gradients are moved and added."));
+             duet_test::ContainsSubstring("of it 1,400 us ±8: 0.0 MB of gradients are moved and added."));
 }
 
 TEST_CASE("pictures show waiting apart from moving") {

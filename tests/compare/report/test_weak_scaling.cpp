@@ -74,11 +74,10 @@ TEST_CASE("the losses of weak scaling begin with single's step, whose rows each 
   const Results results = weak_results();
   const Overhead losses = overhead_of(results, results.runs[4]).value();
   CHECK(losses.parts[0].us.value() == Approx(10000));
-  CHECK(losses.parts[1].us.value() == Approx(0));    // smaller_batch: a device has single's
-  CHECK(losses.parts[2].us.value() == Approx(500));  // machine
-  CHECK(losses.parts[5].us.value() == 0);            // wrapper
-  CHECK(losses.parts[6].us.value() == Approx(500));  // slower computing
-  CHECK(losses.unexplained_us() == 0);
+  CHECK(losses.parts[1].us.value() == Approx(0));               // smaller_batch: a device has single's
+  CHECK(losses.parts[2].us.value() == Approx(500));             // machine
+  CHECK(losses.parts[5].us.value() == Approx(0).margin(1e-6));  // wrapper
+  CHECK(losses.unexplained_us() == Approx(500));
   CHECK_THAT(overhead_chart(results).caption,
              ContainsSubstring("Ideal is single's step, of as many rows for its device."));
 }
@@ -91,7 +90,9 @@ TEST_CASE("sentences of weak scaling name what is compared") {
                        "reach 1.90x ±0.01, the speed-up over single in samples a second is dp 1.60x ±0.01 and ddp "
                        "1.82x ±0.01."));
   CHECK_THAT(text, ContainsSubstring("dp on 2 devices takes 2,500 us ±"));
-  CHECK_THAT(text, ContainsSubstring(" a step more than single's step of as many rows for its device."));
+  CHECK_THAT(text,
+             ContainsSubstring(
+                 " a step more than single's step of as many rows for its device; of it 500 us ±1: devices slow"));
   CHECK_THAT(text, !ContainsSubstring("divide"));
   CHECK_THAT(answer(results),
              ContainsSubstring(
@@ -153,7 +154,8 @@ TEST_CASE("averaging's note takes the rows of a step into account") {
 
 TEST_CASE("a model's rows are measured where their batches are, and predicted at their own batch") {
   Results results = weak_results();
-  results.model = duet_test::made_up_model();
+  results.model = duet_test::fitting_model();
+  results.model->step = {.per_sample_us = 100, .worst_error_share = 0.25};
   results.runs[4].backend = "shm";
   const auto measured = [&](bool weak) {
     const std::vector<ScalingRow> rows = scaling_rows(results, {.devices = {1, 2}, .weak = weak});
@@ -165,7 +167,7 @@ TEST_CASE("a model's rows are measured where their batches are, and predicted at
   CHECK(ddp.batch == 200);
   CHECK(ddp.step_us == Approx(11000));
   CHECK(ddp.speedup == Approx(20 / 11.0));
-  CHECK(step_us(results.runs[4]) == Approx(11000));
+  CHECK(step_us(results, results.runs[4]) == Approx(11000));
   CHECK(predicted_step(results, results.runs[4])->total_us() ==
         simulate_step(*results.model, {.mode = Mode::ddp, .devices = 2, .batch = 200}).total_us());
   if (!page_file("chart.js").empty())
