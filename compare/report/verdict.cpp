@@ -98,17 +98,13 @@ std::string verdict(const Results& results) {
   const Run& all_cores = *whole.front();
   const std::string cores = concat("One device on all ", all_cores.threads_per_device, " cores");
   const std::string alone = concat(cores, " trains ", times(all_cores), " as fast as on one ", range(all_cores), ".");
-  if (!on_devices) return devices.empty() ? alone : alone + " " + devices;
+  if (!on_devices) return devices.empty() ? alone : devices + " " + alone;
   const std::optional<Interval> ratio = speed_against(all_cores, *best.front());
-  switch (side_of(ratio, 1)) {
-    case Side::open:
-      if (!ratio || equal_speeds(ratio)) return concat(devices, " ", cores, " is as fast.");
-      return concat(devices, " ", cores, ", ", times(all_cores), " ", range(all_cores), ", and ",
-                    mode_on(results, *best.front()), " ", not_told_apart(*ratio), ".");
-    case Side::above: return concat(alone, " ", devices);
-    case Side::below: break;
-  }
-  return concat(devices, " ", cores, " reaches ", times(all_cores), " ", range(all_cores), ".");
+  const std::string reached = concat(times(all_cores), " ", range(all_cores));
+  if (!ratio || side_of(ratio, 1) != Side::open) return concat(devices, " ", cores, " reaches ", reached, ".");
+  if (equal_speeds(ratio)) return concat(devices, " ", cores, " is as fast.");
+  return concat(devices, " ", cores, ", ", reached, ", and ", mode_on(results, *best.front()), " ",
+                not_told_apart(*ratio), ".");
 }
 
 }  // namespace
