@@ -161,16 +161,18 @@ int run(const PredictOptions& options, const std::string& command_line) {
                       "--latency-us and --gbit");
   const std::vector<ScalingRow> rows = scaling_rows(results, plan);
   const std::string link = link_line(options, plan, model_of(results));
-  if (base)
-    std::fprintf(
-        out, "step: measured on %s (%s)\n", base->on_cpu() ? results.machine.cpu.c_str() : base->device.c_str(),
-        base->on_cpu() ? count_text(base->threads_per_device, "thread").c_str() : gpus_text(results.machine).c_str());
+  if (base) {
+    const bool cpu = base->on_cpu();
+    const std::string device = cpu ? results.machine.cpu : base->device;
+    std::fprintf(out, "step: measured on %s (%s)\n", printable(device).c_str(),
+                 printable(cpu ? count_text(base->threads_per_device, "thread") : gpus_text(results.machine)).c_str());
+  }
   std::fprintf(out, "link: %s\n\n", link.c_str());
   std::string why;
   const std::optional<double> known = prediction_error(results, &why);
   const double error = known.value_or(0);
   if (!known)
-    std::fprintf(out, "warning: the computed rows are not to be trusted: %s.\n\n",
+    std::fprintf(out, "warning: the computed rows can't be trusted: %s.\n\n",
                  why.empty() ? "other programs disturbed most rounds of the comparison" : why.c_str());
   for (const auto& line : aligned(table_of(rows, error), {0, 7, 8}))
     std::fprintf(out, "%s\n", table_line(line).c_str());

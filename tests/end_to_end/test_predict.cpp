@@ -25,7 +25,6 @@ TEST_CASE("predict prints measured and computed rows, and draws them") {
   CHECK(duet_test::duet({"predict", file}).err ==
         "duet: " + file + ": not JSON, expected the results.json of duet compare\n");
   CHECK_THAT(duet_test::duet({"predict", file + ".no"}).err, ContainsSubstring("cannot read " + file + ".no: No such"));
-  CHECK_THAT(duet_test::duet({"predict", folder.path()}).err, ContainsSubstring(folder.path() + ": Is a directory"));
   results.model = duet_test::made_up_model();
   duet::cli::write_output(file, to_json(results));
   const auto ran =
@@ -34,7 +33,12 @@ TEST_CASE("predict prints measured and computed rows, and draws them") {
   REQUIRE(ran.status == 0);
   CHECK_THAT(ran.out,
              ContainsSubstring("shm, measured among 2 ranks within a host; between hosts Ethernet, 10 Gbit/s"));
+  CHECK(ran.out.starts_with("step: measured on Example <CPU> (1 thread)\n"));
+  CHECK_THAT(ran.out, ContainsSubstring("\nwarning: the computed rows can't be trusted: the model has "));
   CHECK_THAT(ran.out, ContainsSubstring("measured (model "));
+  CHECK(duet_test::duet({"predict", folder.path()}).out == duet_test::duet({"predict", file}).out);
+  CHECK_THAT(duet_test::duet({"predict", file, "--link", "nvlink4"}).err,
+             ContainsSubstring("--link is nvlink4, which joins GPUs, but the comparison ran on CPU devices: name a"));
   CHECK_THAT(ran.out, ContainsSubstring("ddp            128     16    128"));
   CHECK_THAT(ran.out, ContainsSubstring("computed\n"));
   CHECK_THAT(read_file(page), ContainsSubstring("duet predict") && ContainsSubstring("<td>computed</td>"));
