@@ -3,8 +3,8 @@
 
     kernel_resources.py [--kernels] [NUMBER...]
 
-NUMBER: of an architecture, 90 for sm_90; otherwise 80, 90, 100 and 120. A table of the sources, in Markdown, as
-docs/cuda.md has it; with --kernels a line for each kernel. Needs nvcc, as tools/find_cuda.py finds it, and no GPU.
+NUMBER: of an architecture, 90 for sm_90; otherwise 80, 90, 100 and 120. A table of the sources, in Markdown;
+with --kernels a line for each kernel. Needs nvcc, as tools/find_cuda.py finds it, and no GPU.
 """
 import glob
 import os
