@@ -7,6 +7,7 @@
 #include "cli/share.h"
 #include "cli/show.h"
 #include "compare/comparison.h"
+#include "compare/report/evidence.h"
 #include "compare/report/report.h"
 #include "lib/backend/backend.h"
 #include "lib/base/text.h"
@@ -60,6 +61,10 @@ int run(const CompareOptions& options, const std::string& command_line) {
   require_json_output(options.json);  // which may lie in that folder
   if (!options.share.empty()) require_new_folder(options.share);
   const Machine machine = this_machine();
+  const int most = *std::max_element(options.devices.begin(), options.devices.end());
+  if (options.device == DeviceKind::cpu && most * options.threads_per_device > machine.cores)
+    std::fprintf(stderr, "warning: %d devices share %s: this measures overhead, not scaling\n", most,
+                 count_text(machine.cores, "core").c_str());
   Training settings = options;
   std::int64_t parameters = 0;
   {

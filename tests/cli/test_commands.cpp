@@ -63,6 +63,7 @@ TEST_CASE("an unknown option is answered with the nearest one") {
 
 TEST_CASE("help is a command, too") {
   CHECK(printed({"help"}) == printed({"--help"}));
+  CHECK(printed({}) == printed({"--help"}));
   CHECK(printed({"help", "train"}) == printed({"train", "--help"}));
   CHECK(printed({"help", "bench", "all_reduce"}) == printed({"bench", "all_reduce", "--help"}));
   CHECK_THAT(complaint({"help", "tran"}), ContainsSubstring("did you mean train?"));

@@ -332,7 +332,6 @@ TEST_CASE("wrong options are named in one line") {
       {{"bench", "all_reduce", "-f", "1"}, "--factor is 1, expected 2 or more"},
       {{"bench", "all_reduce", "-c", "2"}, "--check is 2, expected 0 to 1"},
       {{"compare", "--unknown"}, "--unknown"},
-      {{}, "--help"},
   };
   for (const auto& [arguments, expected] : lines) {
     const std::string message = complaint(arguments);

@@ -355,6 +355,7 @@ std::optional<Printed> CommandLine::read(const std::vector<std::string>& argumen
       std::find(kCollectives.begin(), kCollectives.end(), arguments[1]) == kCollectives.end())
     refuse_bench(arguments[1]);
   try {
+    if (arguments.empty()) throw CLI::CallForHelp();
     std::vector<std::string> reversed =
         spelled_out(arguments, {"compare", "show", "predict", "train", "launch", "bench", "info"});
     std::reverse(reversed.begin(), reversed.end());
