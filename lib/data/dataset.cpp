@@ -48,7 +48,24 @@ std::uint64_t hash_of_labels(const Tensor& labels) {
   return hash_of(static_cast<std::uint64_t>(here.count()), here.span<std::int64_t>());
 }
 
+thread_local std::int64_t epoch_of_thread = 0;
+
 }  // namespace
+
+EpochScope::EpochScope(std::int64_t epoch) : before_(std::exchange(epoch_of_thread, epoch)) {}
+EpochScope::~EpochScope() { epoch_of_thread = before_; }
+
+std::int64_t Dataset::current_epoch() { return epoch_of_thread; }
+
+void Dataset::fetch_in_epoch(std::int64_t epoch, std::span<const std::int64_t> indices, const Tensor& samples,
+                             const Tensor& labels) const {
+  const EpochScope scope(epoch);
+  fetch(indices, samples, labels);
+}
+
+DatasetWrapper::DatasetWrapper(std::shared_ptr<const Dataset> inner) : inner_(std::move(inner)) {
+  require<UsageError>(inner_ != nullptr, "a DatasetWrapper wraps nullptr, expected a data set");
+}
 
 void Dataset::check(std::span<const std::int64_t> indices) const {
   const std::int64_t n = size();
@@ -79,6 +96,9 @@ void ImageDataset::fetch(std::span<const std::int64_t> indices, const Tensor& sa
 }
 
 void ResidentImages::fetch(std::span<const std::int64_t> indices, const Tensor& samples, const Tensor& labels) const {
+  require<UsageError>(samples.device().kind == device().kind, "a batch on ", samples.device(),
+                      " is fetched from a data set on ", device(),
+                      ": a data set around it must forward device(); derive it from data::DatasetWrapper");
   const Tensor numbers = empty({static_cast<std::int64_t>(indices.size())}, DType::i64, device());
   bring(indices, numbers);
   gather(numbers, samples, labels);

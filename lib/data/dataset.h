@@ -4,6 +4,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <vector>
 
@@ -57,15 +58,62 @@ class Dataset {
   /// indices[i]; `labels` is not looked at without labels. Throws DataError for an index outside [0, size()).
   virtual void fetch(std::span<const std::int64_t> indices, const Tensor& samples, const Tensor& labels) const = 0;
   /// Fetches samples in an epoch, counted from 0; loaders call this. Random changes of samples are keyed by the epoch;
-  /// sets without any ignore it.
+  /// sets without any ignore it. Calls fetch() unless overridden.
   virtual void fetch_in_epoch(std::int64_t epoch, std::span<const std::int64_t> indices, const Tensor& samples,
-                              const Tensor& labels) const {
-    static_cast<void>(epoch);
-    fetch(indices, samples, labels);
-  }
+                              const Tensor& labels) const;
+  /// Returns the epoch for which a loader, or fetch_in_epoch(), has called this thread; 0 if none has. So a set that
+  /// calls fetch() of another one can't lose the epoch.
+  static std::int64_t current_epoch();
 
  protected:
   void check(std::span<const std::int64_t> indices) const;
+};
+
+/// Keeps Dataset::current_epoch() of this thread at `epoch` for as long as it lives.
+class EpochScope {
+ public:
+  explicit EpochScope(std::int64_t epoch);
+  ~EpochScope();
+  EpochScope(const EpochScope&) = delete;
+  EpochScope& operator=(const EpochScope&) = delete;
+
+ private:
+  std::int64_t before_;
+};
+
+/// Forwards everything to another data set: its epoch, labels, hash and device as well. Derive sets that change another
+/// one's samples or labels from it, and override only what they change. To change samples, override fetch_in_epoch and
+/// call DatasetWrapper's first; fetch() calls it with the current epoch. Can't be copied, because a copy of a wrapper
+/// doesn't wrap it: to wrap one, pass it as `const Dataset&`.
+class DatasetWrapper : public Dataset {
+ public:
+  /// Wraps a set that must outlive it, also a member of the derived class.
+  explicit DatasetWrapper(const Dataset& inner)
+      : DatasetWrapper(std::shared_ptr<const Dataset>(std::shared_ptr<void>(), &inner)) {}
+  explicit DatasetWrapper(const Dataset&& inner) = delete;
+  /// Shares a set. Throws UsageError for a null pointer.
+  explicit DatasetWrapper(std::shared_ptr<const Dataset> inner);
+  DatasetWrapper(const DatasetWrapper&) = delete;
+  DatasetWrapper& operator=(const DatasetWrapper&) = delete;
+
+  std::int64_t size() const override { return inner_->size(); }
+  Shape sample_shape() const override { return inner_->sample_shape(); }
+  bool has_labels() const override { return inner_->has_labels(); }
+  std::uint64_t data_hash() const override { return inner_->data_hash(); }
+  Device device() const override { return inner_->device(); }
+  void fetch(std::span<const std::int64_t> indices, const Tensor& samples, const Tensor& labels) const final {
+    fetch_in_epoch(current_epoch(), indices, samples, labels);
+  }
+  void fetch_in_epoch(std::int64_t epoch, std::span<const std::int64_t> indices, const Tensor& samples,
+                      const Tensor& labels) const override {
+    inner_->fetch_in_epoch(epoch, indices, samples, labels);
+  }
+
+ protected:
+  const Dataset& inner() const { return *inner_; }
+
+ private:
+  std::shared_ptr<const Dataset> inner_;
 };
 
 /// Images as bytes with their labels: MNIST and its like. fetch normalises.
@@ -144,7 +192,7 @@ class Subset : public Dataset {
   std::uint64_t data_hash() const override;
   Device device() const override { return all_.device(); }
   void fetch(std::span<const std::int64_t> indices, const Tensor& samples, const Tensor& labels) const override {
-    fetch_in_epoch(0, indices, samples, labels);
+    fetch_in_epoch(current_epoch(), indices, samples, labels);
   }
   void fetch_in_epoch(std::int64_t epoch, std::span<const std::int64_t> indices, const Tensor& samples,
                       const Tensor& labels) const override;

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <exception>
 #include <functional>
+#include <iostream>
 #include <mutex>
 #include <optional>
 #include <thread>
@@ -22,6 +23,7 @@ namespace duet::data {
 namespace {
 
 constexpr int kMaxWorkers = 256, kMaxPrefetch = 1024;
+constexpr std::int64_t kUnwritten = INT64_MIN;  // no label
 
 Shape with_rows(const Shape& sample) {
   Shape shape{0};
@@ -323,7 +325,15 @@ Rows Loader::stamp_of(const StepIndices& part, std::int64_t step) const {
 Batch Loader::make(std::int64_t step) const {
   const StepIndices part = sampler_->step(step);
   const Batch batch = blank(static_cast<std::int64_t>(part.indices.size()), stamp_of(part, step));
+  const EpochScope scope(epoch_);  // also for a set whose fetch_in_epoch calls fetch() of another one
+  // A set around one without labels may have forgotten to say so. The first batch tells, if anything is written to it.
+  const bool probes = epoch_ == 0 && step == 0 && batch.labels.defined() && !part.indices.empty() &&
+                      batch.labels.device().kind == DeviceKind::cpu;
+  if (probes) batch.labels.data<std::int64_t>()[0] = kUnwritten;
   dataset_.fetch_in_epoch(epoch_, part.indices, batch.images, batch.labels);
+  if (probes && batch.labels.data<std::int64_t>()[0] == kUnwritten)
+    std::cerr << "warning: the data set writes no labels, which then mean nothing: override has_labels() to return "
+                 "false, or derive a wrapper from data::DatasetWrapper\n";
   return batch;
 }
 

@@ -2,12 +2,21 @@
 #include <bit>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <numeric>
+#include <span>
+#include <string>
+#include <type_traits>
+#include <utility>
 #include <vector>
 
 #include "lib/data/dataset.h"
+#include "lib/data/loader.h"
 #include "lib/random.h"
+#include "samplers/batch.h"
+#include "samplers/sequential.h"
 #include "tests/support/catch2.h"
+#include "tests/support/said.h"
 
 using namespace duet;
 using namespace duet::data;
@@ -18,6 +27,66 @@ namespace {
 ImageDataset three_images() {  // 2 x 2 pixels, image i full of 10 i, label i
   return {from_values<std::uint8_t>({3, 1, 2, 2}, {0, 0, 0, 0, 10, 10, 10, 10, 20, 20, 20, 20}),
           from_values<std::int64_t>({3}, {0, 1, 2})};
+}
+
+/// Samples of one number, the epoch in which they are fetched; without labels.
+struct Epochs : Dataset {
+  std::int64_t size() const override { return 12; }
+  Shape sample_shape() const override { return {1}; }
+  bool has_labels() const override { return false; }
+  std::uint64_t data_hash() const override { return 7; }
+  void fetch(std::span<const std::int64_t> indices, const Tensor& samples, const Tensor& labels) const override {
+    fetch_in_epoch(current_epoch(), indices, samples, labels);
+  }
+  void fetch_in_epoch(std::int64_t epoch, std::span<const std::int64_t>, const Tensor& samples,
+                      const Tensor&) const override {
+    for (float& value : samples.span<float>()) value = static_cast<float>(epoch);
+  }
+};
+
+/// Overrides only what a data set must have.
+struct FetchOnly : Dataset {
+  explicit FetchOnly(const Dataset& all) : all_(all) {}
+  std::int64_t size() const override { return all_.size(); }
+  Shape sample_shape() const override { return all_.sample_shape(); }
+  void fetch(std::span<const std::int64_t> indices, const Tensor& samples, const Tensor& labels) const override {
+    all_.fetch(indices, samples, labels);
+  }
+  const Dataset& all_;
+};
+
+struct Inverted : DatasetWrapper {
+  using DatasetWrapper::DatasetWrapper;
+  void fetch_in_epoch(std::int64_t epoch, std::span<const std::int64_t> indices, const Tensor& samples,
+                      const Tensor& labels) const override {
+    DatasetWrapper::fetch_in_epoch(epoch, indices, samples, labels);
+    for (float& value : samples.span<float>()) value = -value;
+  }
+};
+
+/// Keeps its data set, and fetches from it in a fetch_in_epoch of its own that forgets the epoch.
+struct Owner : FetchOnly {
+  Owner() : FetchOnly(set_) {}
+  void fetch_in_epoch(std::int64_t, std::span<const std::int64_t> indices, const Tensor& samples,
+                      const Tensor& labels) const override {
+    fetch(indices, samples, labels);
+  }
+  Epochs set_;
+};
+
+/// What each of three epochs of a loader delivers first.
+std::vector<float> first_of_epochs(const Dataset& set, int workers) {
+  Loader loader(set,
+                std::make_unique<samplers::Batches>(std::make_unique<samplers::SequentialSampler>(set.size()),
+                                                    samplers::BatchOptions{.batch_size = 4}),
+                {.workers = workers});
+  std::vector<float> seen;
+  for (int epoch = 0; epoch < 3; ++epoch)
+    for (auto& [samples, labels] : loader) {
+      seen.push_back(samples.span<float>()[0]);
+      break;
+    }
+  return seen;
 }
 
 }  // namespace
@@ -97,4 +166,47 @@ TEST_CASE("another set of the same size has another hash") {
   CHECK(Subset(one, {0, 1}).data_hash() == Subset(one, {0, 1}).data_hash());
   CHECK(Subset(one, {0, 1}).data_hash() != Subset(one, {0, 2}).data_hash());
   CHECK(Subset(one, {0, 1}).data_hash() != Subset(other, {0, 1}).data_hash());
+}
+
+TEST_CASE("a data set around another one gets its epochs") {
+  const Epochs all;
+  const FetchOnly plain(all), twice(plain);
+  const Inverted once(all), around_plain(plain), shared(std::make_shared<Epochs>());
+  const Inverted around_wrapper(static_cast<const Dataset&>(once));
+  const FetchOnly plain_around(around_wrapper);
+  const Subset half(once, {0, 2, 4, 6, 8, 10, 11}), third(plain_around, {1, 2, 3, 4, 5});
+  const Owner owner;
+  const Subset of_owner(owner, {0, 1, 2, 3, 4});
+  const int workers = GENERATE(0, 2);
+  struct Case {
+    const Dataset& set;
+    float sign;
+  };
+  for (const auto& [set, sign] : {Case{all, 1}, Case{plain, 1}, Case{twice, 1}, Case{once, -1}, Case{around_plain, -1},
+                                  Case{shared, -1}, Case{around_wrapper, 1}, Case{plain_around, 1}, Case{half, -1},
+                                  Case{third, 1}, Case{owner, 1}, Case{of_owner, 1}})
+    CHECK(first_of_epochs(set, workers) == std::vector<float>{0, sign, 2 * sign});
+  CHECK(Dataset::current_epoch() == 0);
+}
+
+TEST_CASE("a wrapper forwards what it doesn't override") {
+  const Epochs all;
+  const Inverted wrapper(all);
+  CHECK(wrapper.size() == 12);
+  CHECK(wrapper.sample_shape() == Shape{1});
+  CHECK_FALSE(wrapper.has_labels());
+  CHECK(wrapper.data_hash() == 7);
+  CHECK_THROWS_AS(Inverted(std::shared_ptr<const Dataset>()), UsageError);
+  static_assert(!std::is_copy_constructible_v<Inverted>);
+}
+
+TEST_CASE("a loader warns about a data set that promises labels and writes none") {
+  const Epochs all;
+  const FetchOnly forgets(all);
+  const Inverted forwards(all);
+  for (const auto& [set, warns] : {std::pair<const Dataset&, bool>{forgets, true}, {forwards, false}}) {
+    const duet_test::Said said;
+    first_of_epochs(set, 0);
+    CHECK((said.text().find("warning: the data set writes no labels") != std::string::npos) == warns);
+  }
 }

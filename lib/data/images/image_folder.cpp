@@ -248,6 +248,12 @@ bool ImageFolder::try_sample(Workspace& work, std::int64_t file, std::int64_t ep
 void ImageFolder::fetch_in_epoch(std::int64_t epoch, std::span<const std::int64_t> indices, const Tensor& samples,
                                  const Tensor& labels) const {
   check(indices);
+  if (current_epoch() > 0 && current_epoch() != epoch && std::holds_alternative<RandomResizedCrop>(options_.transform))
+    std::call_once(warned_, [&] {
+      std::cerr << concat("warning: ", root_.string(), ": the loader is in epoch ", current_epoch(),
+                          ", but a data set between fetches the random crops of epoch ", epoch,
+                          ": pass the epoch on, or derive the set from data::DatasetWrapper\n");
+    });
   Workspace work;
   float* out = samples.data<float>();
   for (std::size_t row = 0; row < indices.size(); ++row, out += 3 * side_ * side_) {

@@ -59,11 +59,12 @@ class ImageFolder : public Dataset {
   Shape sample_shape() const override { return {3, side_, side_}; }
   /// Hashes the labels and the files' names below the root.
   std::uint64_t data_hash() const override;
-  /// In epoch 0.
+  /// In current_epoch().
   void fetch(std::span<const std::int64_t> indices, const Tensor& samples, const Tensor& labels) const override {
-    fetch_in_epoch(0, indices, samples, labels);
+    fetch_in_epoch(current_epoch(), indices, samples, labels);
   }
-  /// Throws DataError that names the file, for an image that cannot be read.
+  /// Throws DataError that names the file, for an image that cannot be read. With random crops, warns once if a loader
+  /// is in another epoch: a set between them has replaced it.
   void fetch_in_epoch(std::int64_t epoch, std::span<const std::int64_t> indices, const Tensor& samples,
                       const Tensor& labels) const override;
 
@@ -95,6 +96,7 @@ class ImageFolder : public Dataset {
   std::vector<std::int32_t> labels_;
   mutable std::mutex mutex_;
   mutable std::map<std::int64_t, std::string> broken_;  // by sample
+  mutable std::once_flag warned_;                       // of another epoch
 };
 
 }  // namespace duet::data

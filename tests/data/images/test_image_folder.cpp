@@ -18,6 +18,7 @@
 #include "tests/data/files.h"
 #include "tests/data/images/samples.h"
 #include "tests/support/catch2.h"
+#include "tests/support/said.h"
 
 using namespace duet;
 using namespace duet::data;
@@ -271,4 +272,18 @@ TEST_CASE("large images are decoded at a smaller scale if that is wanted") {
     worst = std::max(worst, std::abs(scaled.values[i] - exact.values[i]));
   CHECK(worst < 0.1f);  // 6 of 255
   CHECK(std::equal(scaled.values.begin() + 3 * 24 * 24, scaled.values.end(), exact.values.begin() + 3 * 24 * 24));
+}
+
+TEST_CASE("random crops of another epoch than the loader's are warned about once") {
+  if (!has_image_codecs()) DUET_SKIP("built without images");
+  const TemporaryFolder root;
+  put_classes(root);
+  const ImageFolder random(root.path(), {.transform = RandomResizedCrop{.size = 8}}), fixed(root.path(), {.transform = kSmall});
+  const duet_test::Said said;
+  const EpochScope scope(2);
+  fetched(random, {0}, 2);
+  for (const ImageFolder* const set : {&random, &fixed})
+    for (const std::int64_t index : {0, 1}) fetched(*set, {index});
+  CHECK_THAT(said.text(), ContainsSubstring("the loader is in epoch 2, but a data set between"));
+  CHECK(said.lines() == 1);
 }
