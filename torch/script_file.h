@@ -7,6 +7,7 @@
 #include <string>
 
 #include "lib/error.h"
+#include "lib/io/file_format.h"
 #include "torch/wrapped_module.h"
 
 namespace duet::torch {
@@ -17,9 +18,11 @@ inline ScriptModule load_script(const std::string& path) {
     return ::torch::jit::load(path, at::kCPU);
   } catch (const c10::Error& error) {
     std::string text = error.what_without_backtrace();
-    // Every archive of TorchScript has it; torch.save and torch.export write others.
-    require<DataError>(text.find("constants.pkl") == std::string::npos, path,
-                       ": is of torch.save or torch.export, expected TorchScript: torch.jit.script(model).save(FILE)");
+    std::string format = describe_file(path, FileContent::script);
+    // Every archive of TorchScript has it.
+    if (format.empty() && text.find("constants.pkl") != std::string::npos) format = "of torch.save";
+    require<DataError>(format.empty(), path, ": expected TorchScript, torch.jit.script(model).save(FILE), but it is ",
+                       format);
     text.resize(std::min({text.size(), text.find('\n'), text.find(". This is an internal miniz error")}));
     throw DataError(concat(path, ": cannot load TorchScript: ", text));
   }

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstdio>
 #include <filesystem>
+#include <map>
 #include <span>
 #include <string_view>
 #include <system_error>
@@ -75,21 +76,34 @@ void check_arch(const std::string& path, const std::string& arch, const std::str
 
 /// Throws DataError for a tensor that neither the model nor its optimizer has. restore() finds those that are missing.
 void check_tensors(const std::string& path, std::span<const TensorInfo> tensors, const NamedTensors& model) {
-  NamedTensors inner = model;
-  for (NamedTensor& own : inner) own.name = without_wrappers(own.name);
+  std::map<std::string, const Tensor*> inner;
+  for (const auto& [name, tensor] : model) inner.emplace(without_wrappers(name), &tensor);
   for (const TensorInfo& given : tensors) {
     const bool of_optimizer = given.name.starts_with(kOptimizer);
     std::string name(without(kOptimizer, given.name));
     if (of_optimizer) name = name.substr(0, name.rfind('.'));  // "conv1.weight.exp_avg"
     name = without_wrappers(name);
-    const auto own = std::ranges::find(inner, name, &NamedTensor::name);
+    const auto own = inner.find(name);
     require<DataError>(own != inner.end(), path, " is of another model: it has the tensor \"", given.name,
                        "\" that this one lacks");
     if (given.name.ends_with(".step") && of_optimizer) continue;  // a number, which the optimizer checks
-    require<DataError>(own->tensor.shape() == given.shape && own->tensor.dtype() == given.dtype, path,
+    require<DataError>(own->second->shape() == given.shape && own->second->dtype() == given.dtype, path,
                        " is of another model: \"", given.name, "\" is ", given.dtype, given.shape, ", expected ",
-                       own->tensor.dtype(), own->tensor.shape());
+                       own->second->dtype(), own->second->shape());
   }
+}
+
+/// Throws DataError for a model whose checkpoint could not be written: each tensor also comes twice for the optimizer,
+/// and its number of steps.
+void require_storable_model(const std::string& folder, const NamedTensors& model) {
+  std::vector<TensorInfo> all;
+  for (const auto& [name, tensor] : model) {
+    all.push_back({name, tensor.dtype(), tensor.shape()});
+    for (const char* const part : {".exp_avg", ".exp_avg_sq", ".step"})
+      all.push_back(
+          {concat(kOptimizer, name, part), DType::f32, part == std::string_view(".step") ? Shape{} : tensor.shape()});
+  }
+  require_storable(concat("a checkpoint of this model in ", folder), std::move(all));
 }
 
 /// Whether a file announces more than a checkpoint of the model can hold: each tensor twice more for the optimizer, and
@@ -177,6 +191,7 @@ void prune(const std::string& folder, std::int64_t step, const std::string& seri
 
 FolderLock prepare_checkpoint_folder(const std::string& folder, std::int64_t step, const NamedTensors& model,
                                      const std::string& run) {
+  require_storable_model(folder, model);
   require_writable(folder);
   FolderLock lock(folder, run);
   for (const std::string_view start : {kStem, kBest}) remove_abandoned_temporaries(folder, start);

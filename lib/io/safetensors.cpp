@@ -15,13 +15,14 @@
 
 #include "lib/base/sha256.h"
 #include "lib/io/atomic_file.h"
+#include "lib/io/file_format.h"
 
 namespace duet {
 namespace {
 
 using nlohmann::json;
 
-constexpr std::uint64_t kMaxHeader = 1 << 20;
+constexpr std::uint64_t kMaxHeader = 100'000'000;  // of the format's own reader
 constexpr std::uint64_t kMaxFile = std::uint64_t{1} << 40;
 constexpr int kMaxDepth = 4;
 constexpr const char* kMetadata = "__metadata__";
@@ -48,6 +49,39 @@ struct Entry : TensorInfo {
   std::uint64_t end;
 };
 
+/// Throws DataError for JSON that is not valid, equal keys, of which the library keeps the last, and deep nesting. A
+/// pass of its own: the library's callbacks take quadratic time.
+struct Watch {
+  const std::string& file;
+  std::vector<std::set<std::string>> keys;
+
+  bool null() { return true; }
+  bool boolean(bool) { return true; }
+  bool number_integer(json::number_integer_t) { return true; }
+  bool number_unsigned(json::number_unsigned_t) { return true; }
+  bool number_float(json::number_float_t, const std::string&) { return true; }
+  bool string(std::string&) { return true; }
+  bool binary(json::binary_t&) { return true; }
+  bool start_array(std::size_t) {
+    keys.emplace_back();
+    require<DataError>(keys.size() <= kMaxDepth, file, ": header is nested deeper than ", kMaxDepth, " levels");
+    return true;
+  }
+  bool end_array() {
+    keys.pop_back();
+    return true;
+  }
+  bool start_object(std::size_t size) { return start_array(size); }
+  bool end_object() { return end_array(); }
+  bool key(std::string& name) {
+    require<DataError>(keys.back().insert(name).second, file, ": header has the key ", json(name).dump(), " twice");
+    return true;
+  }
+  bool parse_error(std::size_t, const std::string&, const json::exception& error) const {
+    throw DataError(concat(file, ": header is not valid JSON: ", error.what()));
+  }
+};
+
 /// A header's content, checked. `file` only words the messages.
 class Header {
  public:
@@ -71,31 +105,10 @@ class Header {
   Metadata metadata;
 
  private:
-  // The library keeps the last of two equal keys and any depth, so both are watched while it parses.
   json parse() {
-    std::vector<std::set<std::string>> keys;
-    const auto watch = [&](int, json::parse_event_t event, json& value) {
-      switch (event) {
-        case json::parse_event_t::object_start:
-        case json::parse_event_t::array_start:
-          keys.emplace_back();
-          require<DataError>(keys.size() <= kMaxDepth, file_, ": header is nested deeper than ", kMaxDepth, " levels");
-          break;
-        case json::parse_event_t::object_end:
-        case json::parse_event_t::array_end: keys.pop_back(); break;
-        case json::parse_event_t::key:
-          require<DataError>(keys.back().insert(value.get<std::string>()).second, file_, ": header has the key ",
-                             value.dump(), " twice");
-          break;
-        case json::parse_event_t::value: break;
-      }
-      return true;
-    };
-    try {
-      return json::parse(text_.begin(), text_.end(), watch);
-    } catch (const json::exception& error) {
-      throw DataError(concat(file_, ": header is not valid JSON: ", error.what()));
-    }
+    Watch watch{file_, {}};
+    json::sax_parse(text_.begin(), text_.end(), &watch);
+    return json::parse(text_.begin(), text_.end());
   }
 
   void read_metadata(const json& value) {
@@ -234,6 +247,54 @@ void check_digest(const std::string& file, const std::string& stored, const std:
 
 }  // namespace
 
+namespace {
+
+// The order of the format's own writer: largest alignment first, then by name.
+bool is_before(const TensorInfo& a, const TensorInfo& b) {
+  const std::size_t of_a = size_of(a.dtype), of_b = size_of(b.dtype);
+  return of_a != of_b ? of_a > of_b : a.name < b.name;
+}
+
+/// The header of a file with these tensors, in this order. `digest` gives the checksum.
+template <class Digest>
+std::string header_text(const std::string& path, std::span<const TensorInfo> sorted, const Metadata& metadata,
+                        const Digest& digest) {
+  nlohmann::ordered_json header;
+  header[kMetadata] = metadata;
+  auto& entries = header.get_ref<nlohmann::ordered_json::object_t&>();
+  entries.reserve(sorted.size() + 1);
+  std::set<std::string_view> names = {kMetadata};
+  std::uint64_t offset = 0;
+  for (const TensorInfo& one : sorted) {
+    require<DataError>(names.insert(one.name).second, path, ": the name \"", one.name, "\" is reserved or given twice");
+    const std::uint64_t end = offset + static_cast<std::uint64_t>(one.shape.count()) * size_of(one.dtype);
+    // Not by operator[], which looks for the name.
+    entries.push_back({one.name,
+                       {{"dtype", format_name(one.dtype)},
+                        {"shape", std::vector<std::int64_t>(one.shape.begin(), one.shape.end())},
+                        {"data_offsets", {offset, end}}}});
+    offset = end;
+  }
+  std::string text;
+  try {
+    header[kMetadata][kChecksumKey] = digest();
+    text = header.dump();
+  } catch (const json::exception& error) {
+    throw DataError(concat(path, ": a name or value is not UTF-8: ", error.what()));
+  }
+  text.append((8 - text.size() % 8) % 8, ' ');
+  require<DataError>(text.size() <= kMaxHeader, path, ": the header has ", text.size(), " bytes, expected at most ",
+                     kMaxHeader, ": too many tensors, or too long names");
+  return text;
+}
+
+}  // namespace
+
+void require_storable(const std::string& path, std::vector<TensorInfo> tensors, const Metadata& metadata) {
+  std::ranges::sort(tensors, is_before);
+  header_text(path, tensors, metadata, [] { return std::string(kHexDigits, '0'); });
+}
+
 void save_tensors(const std::string& path, const NamedTensors& tensors, const Metadata& metadata) {
   NamedTensors sorted;
   for (const auto& [name, tensor] : tensors) {
@@ -241,45 +302,29 @@ void save_tensors(const std::string& path, const NamedTensors& tensors, const Me
                        "\" is undefined or not in plain layout");
     sorted.push_back({name, tensor.to(Device{})});
   }
-  // The order of the format's own writer: largest alignment first, then by name.
-  std::sort(sorted.begin(), sorted.end(), [](const auto& a, const auto& b) {
-    const std::size_t of_a = size_of(a.tensor.dtype()), of_b = size_of(b.tensor.dtype());
-    return of_a != of_b ? of_a > of_b : a.name < b.name;
-  });
-
-  nlohmann::ordered_json header;
-  header[kMetadata] = metadata;
+  const auto info = [](const NamedTensor& one) { return TensorInfo{one.name, one.tensor.dtype(), one.tensor.shape()}; };
+  std::ranges::sort(sorted, is_before, info);
+  std::vector<TensorInfo> infos;
   std::vector<Content> contents;
-  std::uint64_t offset = 0;
-  for (const auto& [name, tensor] : sorted) {
-    require<DataError>(!header.contains(name), path, ": the name \"", name, "\" is reserved or given twice");
-    header[name] = {{"dtype", format_name(tensor.dtype())},
-                    {"shape", std::vector<std::int64_t>(tensor.shape().begin(), tensor.shape().end())},
-                    {"data_offsets", {offset, offset + tensor.bytes()}}};
-    contents.push_back({name, tensor.dtype(), tensor.shape(), bytes_of(tensor)});
-    offset += tensor.bytes();
+  for (const NamedTensor& one : sorted) {
+    infos.push_back(info(one));
+    contents.push_back({one.name, one.tensor.dtype(), one.tensor.shape(), bytes_of(one.tensor)});
   }
-  std::string text;
-  try {
-    header[kMetadata][kChecksumKey] = content_digest(metadata, contents);
-    text = header.dump();
-  } catch (const json::exception& error) {
-    throw DataError(concat(path, ": a name or value is not UTF-8: ", error.what()));
-  }
-  text.append((8 - text.size() % 8) % 8, ' ');
-  require<DataError>(text.size() <= kMaxHeader, path, ": the header has ", text.size(), " bytes, expected at most ",
-                     kMaxHeader);
+  const std::string text =
+      header_text(path, infos, metadata, [&] { return content_digest(metadata, std::move(contents)); });
 
   std::string front;
   for (std::size_t i = 0; i < 8; ++i) front += static_cast<char>(text.size() >> (8 * i) & 0xff);
   front += text;
   std::vector<std::span<const std::byte>> file = {std::as_bytes(std::span(front))};
-  for (const Content& content : contents) file.push_back(content.bytes);
+  for (const NamedTensor& one : sorted) file.push_back(bytes_of(one.tensor));
   write_atomically(path, file);
 }
 
 TensorFile load_tensors(const std::string& path, Checksum checksum, const HeaderCheck& check) {
   FileReader reader(path);
+  const std::string other = describe_file(path, FileContent::tensors);
+  require<DataError>(other.empty(), path, ": expected a safetensors file, but it is ", other);
   require<DataError>(reader.size() >= 8, path, " holds ", reader.size(), " bytes, expected 8 or more");
   require<DataError>(reader.size() <= kMaxFile, path, " holds ", reader.size(), " bytes, expected at most ", kMaxFile);
   std::vector<std::byte> bytes(8);

@@ -5,6 +5,7 @@
 #include <map>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "lib/tensor.h"
 
@@ -32,11 +33,15 @@ struct TensorInfo {
   DType dtype = DType::f32;
   Shape shape;
 };
+/// Throws what save_tensors() would for the header of such a file: names that are given twice, reserved or not UTF-8,
+/// and a header of more than 100 MB.
+void require_storable(const std::string& path, std::vector<TensorInfo> tensors, const Metadata& metadata = {});
 /// Called with what a valid header says, before any tensor is read; what it throws ends the reading.
 using HeaderCheck = std::function<void(std::span<const TensorInfo>, const Metadata&)>;
 
-/// Reads a file. Every rejection is a DataError that names file, field and value. Beyond the format's own rules a
-/// header is at most 1 MiB long and 4 levels deep, and a tensor has at most Shape::kMaxRank dimensions.
+/// Reads a file. Every rejection is a DataError that names file, field and value. A file of a known other
+/// format is named as such, with a command that converts it. Beyond the format's own rules a
+/// header is at most 4 levels deep, and a tensor has at most Shape::kMaxRank dimensions.
 TensorFile load_tensors(const std::string& path, Checksum checksum = Checksum::if_present,
                         const HeaderCheck& check = {});
 

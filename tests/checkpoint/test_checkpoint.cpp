@@ -269,3 +269,16 @@ TEST_CASE("a file that announces other tensors than the model has is refused aft
   CHECK_THROWS_WITH(duet::load_checkpoint(loaded.path, "ASimpleNet", model),
                     ContainsSubstring("is of the model \"SimpleCNN\", expected \"ASimpleNet\""));
 }
+
+TEST_CASE("a model whose checkpoint can't be written fails when its folder is prepared") {
+  const Scratch scratch;
+  const std::string folder = scratch.path("ck");
+  const duet::Tensor one = duet::zeros({1});
+  const auto prepare = [&](const duet::NamedTensors& model) { duet::prepare_checkpoint_folder(folder, 0, model); };
+  CHECK_THROWS_WITH(prepare({{"\xff", one}}), ContainsSubstring("a name or value is not UTF-8"));
+  CHECK_THROWS_WITH(prepare({{"a", one}, {"a", one}}), ContainsSubstring("reserved or given twice"));
+  CHECK_THROWS_WITH(prepare({{"__metadata__", one}}), ContainsSubstring("reserved or given twice"));
+  // With the optimizer's names.
+  CHECK_THROWS_WITH(prepare({{std::string(30'000'000, 'a'), one}}), ContainsSubstring("expected at most 100000000"));
+  CHECK_NOTHROW(prepare({{"a", one}}));
+}

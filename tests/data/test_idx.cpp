@@ -109,6 +109,8 @@ TEST_CASE("every kind of damage is named, with the file, the field, what was fou
   CHECK(about_images({}) == "a: is empty");
   CHECK(about_images({}, "a.gz") == "a.gz: is empty");
   CHECK(about_images(good, "a.gz") == "a.gz: is not gzip data: begins with 00 00, expected 1f 8b");
+  CHECK(about_images({0x89, 'P', 'N', 'G', '\r', '\n', 0x1a, '\n'}) ==
+        "a: expected IDX data, packed by gzip or not, but it is a PNG image");
   CHECK(about_images({'<'}, "a.gz") == "a.gz: is not gzip data: begins with 3c, expected 1f 8b");
   CHECK(about_images(idx({2049, 2}, {1, 2})) == "a: field 'magic' is 2049, expected 2051 (images)");
   CHECK(about_labels(good) == "a: field 'magic' is 2051, expected 2049 (labels)");

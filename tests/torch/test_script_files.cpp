@@ -73,7 +73,9 @@ TEST_CASE("a file of another kind, or for other samples than its network takes, 
   const std::vector<char> pickled = ::torch::jit::pickle_save(::torch::zeros({2}));
   duet_test::write_text(file, std::string(pickled.begin(), pickled.end()));
   CHECK(message({3, 8, 8}) ==
-        file + ": is of torch.save or torch.export, expected TorchScript: torch.jit.script(model).save(FILE)");
+        file + ": expected TorchScript, torch.jit.script(model).save(FILE), but it is of torch.save");
+  duet_test::write_text(file, std::string("\x80\2\x8a\x0al\xfc\x9c\x46\xf9 "));
+  CHECK(message({3, 8, 8}).ends_with("but it is a Python pickle, such as a legacy file of torch.save"));
 }
 
 TEST_CASE("a frozen TorchScript file cannot be trained") {

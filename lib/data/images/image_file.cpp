@@ -7,6 +7,7 @@
 #include "lib/base/text.h"
 #include "lib/error.h"
 #include "lib/io/atomic_file.h"
+#include "lib/io/file_format.h"
 
 namespace duet::data {
 namespace {
@@ -28,8 +29,10 @@ std::unique_ptr<ImageFile> ImageFile::open(FileBytes content, std::string name, 
   require<DataError>(!content.empty(), name, ": is empty, expected a JPEG or PNG image");
   if (is_jpeg(content)) return open_jpeg(content, std::move(name), most_pixels);
   if (is_png(content)) return open_png(content, std::move(name), most_pixels);
+  const std::string format = describe_format(std::as_bytes(content));
   throw DataError(concat(name, ": is no JPEG and no PNG image: it begins with the bytes ",
-                         to_hex(std::as_bytes(content.first(std::min(content.size(), kFormatBytes))))));
+                         to_hex(std::as_bytes(content.first(std::min(content.size(), kFormatBytes)))),
+                         format.empty() ? "" : " and is ", format));
 }
 
 void ImageFile::set_size(std::int64_t width, std::int64_t height, std::int64_t most_pixels) {

@@ -14,6 +14,7 @@
 #include "lib/base/descriptor.h"
 #include "lib/base/text.h"
 #include "lib/error.h"
+#include "lib/io/file_format.h"
 
 namespace duet::data {
 namespace {
@@ -66,6 +67,9 @@ struct ByteReader::State {
   void begin() {
     require<DataError>(refill(), name, ": is empty");
     const bool magic = input.size() >= 2 && input[0] == kGzipMagic[0] && input[1] == kGzipMagic[1];
+    const bool is_idx = input.size() >= 2 && input[0] == 0 && input[1] == 0;
+    const std::string other = magic || is_idx ? "" : describe_format(std::as_bytes(input));
+    require<DataError>(other.empty(), name, ": expected IDX data, packed by gzip or not, but it is ", other);
     if (name.ends_with(".gz")) {
       require<DataError>(magic, name, ": is not gzip data: begins with ", hex_byte(input[0]),
                          input.size() > 1 ? concat(" ", hex_byte(input[1])) : "", ", expected 1f 8b");
