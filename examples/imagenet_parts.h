@@ -100,8 +100,7 @@ inline Data open_data(const ImageNetOptions& options, std::uint64_t seed) {
   auto images = std::make_unique<data::ImageFolder>(options.folder + "/train", train);
   auto unseen = std::make_unique<data::ImageFolder>(
       options.folder + "/val", data::ImageFolderOptions{.transform = centre, .skip_broken = options.skip_broken});
-  require<DataError>(images->classes() == unseen->classes(), options.folder, ": train has ", images->classes().size(),
-                     " classes, val has ", unseen->classes().size(), " or others: expected the same folders in both");
+  data::require_same_classes(options.folder, *images, *unseen);
   const auto classes = static_cast<std::int64_t>(images->classes().size());
   return {std::move(images), std::move(unseen), classes};
 }

@@ -175,9 +175,7 @@ Images read_folder(const Training& options, std::int64_t side) {
   // The ratio is that of torchvision's evaluation, which resizes to 256 and crops to 224.
   reading.transform = data::ResizeCentreCrop{.resize = side * 256 / 224, .size = side};
   const auto test = std::make_shared<data::ImageFolder>(root / "val", reading);
-  require<DataError>(train->classes() == test->classes(), "--data ", options.data, ": train has ",
-                     train->classes().size(), " classes and val ", test->classes().size(),
-                     ", expected the same folders in both");
+  data::require_same_classes("--data " + options.data, *train, *test);
   Images images{.train = spread(train, options.train_images),
                 .test = spread(test, options.test_images),
                 .classes = static_cast<std::int64_t>(train->classes().size()),
@@ -403,9 +401,7 @@ std::int64_t classes_of_data(const Training& options) {
   const std::optional<data::DrawnSets> drawn = require_data(options, network);
   if (network.is_for_mnist()) return 10;
   if (drawn) return drawn->train.classes;
-  std::int64_t classes = 0;
-  for (const auto& entry : fs::directory_iterator(fs::path(options.data) / "train")) classes += entry.is_directory();
-  return classes;
+  return std::ssize(data::ImageFolder::class_names(fs::path(options.data) / "train"));
 }
 
 Setup make_setup(const TrainOptions& options, const Images& images, ddp::ProcessGroup& group,

@@ -21,18 +21,55 @@ bool begins_with(FileBytes content, std::initializer_list<std::uint8_t> magic) {
 bool is_jpeg(FileBytes content) { return begins_with(content, {0xff, 0xd8, 0xff}); }
 bool is_png(FileBytes content) { return begins_with(content, {0x89, 'P', 'N', 'G', '\r', '\n', 0x1a, '\n'}); }
 
+std::size_t number_at(FileBytes bytes, std::size_t at, std::size_t count, bool big_endian = true) {
+  std::size_t number = 0;
+  for (std::size_t i = 0; i < count; ++i)
+    number = number << 8 | (at + count <= bytes.size() ? bytes[big_endian ? at + i : at + count - 1 - i] : 0);
+  return number;
+}
+
+/// The Exif data of a JPEG or PNG, which lies in a segment or chunk of its own; empty if there is none.
+FileBytes exif_of(FileBytes content) {
+  const bool jpeg = is_jpeg(content);
+  for (std::size_t at = jpeg ? 2 : 8, next; at + 12 <= content.size(); at = next) {
+    const std::size_t length = jpeg ? number_at(content, at + 2, 2) : number_at(content, at, 4);
+    const std::size_t kind = jpeg ? number_at(content, at, 2) : number_at(content, at + 4, 4);
+    const std::size_t begin = at + (jpeg ? 10 : 8);  // behind a JPEG's "Exif\0\0"
+    next = at + length + (jpeg ? 2 : 12);
+    if (next > content.size() || (jpeg && (kind >> 8 != 0xff || kind == 0xffda))) break;
+    const bool is_exif = jpeg ? kind == 0xffe1 && number_at(content, at + 4, 4) == 0x45786966 : kind == 0x65584966;
+    if (is_exif && next > begin) return content.subspan(begin, next - begin);
+  }
+  return {};
+}
+
+/// Whether Exif data, a TIFF file, says that the picture is to be turned or mirrored.
+bool is_turned(FileBytes exif) {
+  constexpr std::size_t kEntry = 12, kOrientationTag = 0x112;
+  const bool big = begins_with(exif, {'M', 'M'});
+  const auto number = [&](std::size_t at, std::size_t count) { return number_at(exif, at, count, big); };
+  const std::size_t list = number(4, 4);
+  for (std::size_t i = 0, at = list + 2; i < number(list, 2) && at + kEntry <= exif.size(); ++i, at += kEntry)
+    if (number(at, 2) == kOrientationTag) return number(at + 8, 2) > 1;
+  return false;
+}
+
 }  // namespace
 
 bool has_read_format(FileBytes content) { return is_jpeg(content) || is_png(content); }
 
 std::unique_ptr<ImageFile> ImageFile::open(FileBytes content, std::string name, std::int64_t most_pixels) {
   require<DataError>(!content.empty(), name, ": is empty, expected a JPEG or PNG image");
-  if (is_jpeg(content)) return open_jpeg(content, std::move(name), most_pixels);
-  if (is_png(content)) return open_png(content, std::move(name), most_pixels);
-  const std::string format = describe_format(std::as_bytes(content));
-  throw DataError(concat(name, ": is no JPEG and no PNG image: it begins with the bytes ",
-                         to_hex(std::as_bytes(content.first(std::min(content.size(), kFormatBytes)))),
-                         format.empty() ? "" : " and is ", format));
+  if (!has_read_format(content)) {
+    const std::string format = describe_format(std::as_bytes(content));
+    throw DataError(concat(name, ": is no JPEG and no PNG image: it begins with the bytes ",
+                           to_hex(std::as_bytes(content.first(std::min(content.size(), kFormatBytes)))),
+                           format.empty() ? "" : " and is ", format));
+  }
+  auto image = is_jpeg(content) ? open_jpeg(content, std::move(name), most_pixels)
+                                : open_png(content, std::move(name), most_pixels);
+  if (is_turned(exif_of(content))) image->losses_ |= kOrientation;
+  return image;
 }
 
 void ImageFile::set_size(std::int64_t width, std::int64_t height, std::int64_t most_pixels) {

@@ -54,12 +54,16 @@ class ImageFile {
   /// `most_pixels`.
   static std::unique_ptr<ImageFile> open(std::span<const std::uint8_t> content, std::string name,
                                          std::int64_t most_pixels = kMostPixels);
+  /// Properties of an image that the pixels lose: bits of a set.
+  enum Loss : unsigned { kWideGrey = 1, kWideColour = 2, kAlpha = 4, kInks = 8, kOrientation = 16 };
   virtual ~ImageFile() = default;
   ImageFile(const ImageFile&) = delete;
   ImageFile& operator=(const ImageFile&) = delete;
 
   std::int64_t width() const { return width_; }
   std::int64_t height() const { return height_; }
+  /// Returns the Loss bits of this image.
+  unsigned losses() const { return losses_; }
 
   /// Divides width and height by 2, 4 or 8, rounding up, where the format can do that cheaply: JPEG's transform at a
   /// smaller scale. Before read(). Returns the divisor, 1 for a PNG. The pixels are not Pillow's.
@@ -76,6 +80,7 @@ class ImageFile {
 
   std::string name_;
   std::int64_t width_ = 0, height_ = 0;
+  unsigned losses_ = 0;
 
  private:
   /// open() for one format: codecs.cpp, or no_codecs.cpp where duet is built without their libraries.

@@ -6,6 +6,8 @@
 #include <array>
 #include <cstring>
 #include <fstream>
+#include <functional>
+#include <future>
 #include <iostream>
 #include <iterator>
 #include <memory>
@@ -18,6 +20,7 @@
 #include "lib/data/images/image_file.h"
 #include "lib/data/images/resizer.h"
 #include "lib/error.h"
+#include "lib/io/file_format.h"
 
 namespace duet::data {
 namespace {
@@ -27,6 +30,7 @@ namespace fs = std::filesystem;
 constexpr std::string_view kEndings[] = {".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp"};
 constexpr std::size_t kReadEndings = 3;  // the first of them are of formats that are read
 constexpr std::size_t kLongestEnding = 5;
+constexpr std::int64_t kMostChecked = 200'000, kCheckThreads = 8;
 
 bool ends_in(std::string_view file, std::span<const std::string_view> endings) {
   std::string name(file.substr(file.size() - std::min(file.size(), kLongestEnding)));
@@ -40,7 +44,7 @@ bool has_other_format(const fs::path& path) {
   std::ifstream file(path, std::ios::binary);
   std::array<std::uint8_t, kFormatBytes> begin{};
   file.read(reinterpret_cast<char*>(begin.data()), std::ssize(begin));
-  return file.gcount() > 0 && !has_read_format({begin.data(), static_cast<std::size_t>(file.gcount())});
+  return file.is_open() && !has_read_format({begin.data(), static_cast<std::size_t>(file.gcount())});
 }
 
 /// Names of what is in a folder: sub-folders, links to folders too, and the rest.
@@ -62,6 +66,11 @@ Listing list(const fs::path& folder) {
   return listing;
 }
 
+/// Directories that programs leave behind, whose images are copies, or none.
+bool is_left_out(const std::string& folder) {
+  return folder.starts_with('.') || folder == "__MACOSX" || folder == "@eaDir" || folder == "lost+found";
+}
+
 using FolderId = std::pair<dev_t, ino_t>;
 
 /// All files below root / folder by their folder, in the order of os.walk's sorted paths. `around`: the folders above.
@@ -77,7 +86,8 @@ void walk(const fs::path& root, const std::string& folder, std::vector<FolderId>
   Listing listing = list(path);
   std::erase_if(listing.files, [](const std::string& name) { return !ends_in(name, kEndings); });
   files[folder] = std::move(listing.files);
-  for (const std::string& inner : listing.folders) walk(root, folder + '/' + inner, around, files);
+  for (const std::string& inner : listing.folders)
+    if (!is_left_out(inner)) walk(root, folder + '/' + inner, around, files);
   around.pop_back();
 }
 
@@ -121,7 +131,12 @@ ImageFolder::ImageFolder(const fs::path& root, const ImageFolderOptions& options
   std::error_code error;
   require<DataError>(fs::is_directory(root, error), root.string(),
                      ": is not a folder; expected one with a folder of images for each class");
-  classes_ = list(root).folders;
+  classes_ = class_names(root);
+  std::vector<std::string> left_out = list(root).folders;
+  std::erase_if(left_out, std::not_fn(is_left_out));
+  if (!left_out.empty())
+    std::cerr << concat("warning: ", root.string(), ": leaves out ", joined(left_out),
+                        ": such directories are no classes\n");
   require<DataError>(!classes_.empty(), root.string(), ": has no folders; expected a folder of images for each class");
   std::vector<std::string> empty;
   for (const std::string& name : classes_) {
@@ -137,18 +152,62 @@ ImageFolder::ImageFolder(const fs::path& root, const ImageFolderOptions& options
 
 void ImageFolder::find_other_formats() {
   const auto read_endings = std::span(kEndings).first(kReadEndings);
+  std::vector<char> other(labels_.size(), 0);
+  std::vector<std::future<void>> threads;  // a disk or server answers many at once
+  for (std::int64_t first = 0; first < kCheckThreads; ++first)
+    threads.push_back(std::async(std::launch::async, [&, first] {
+      for (std::int64_t i = first; i < size(); i += kCheckThreads) {
+        const std::string_view name = name_of(i);
+        const bool suspect = name.find("/.") != name.npos || !ends_in(name, read_endings);
+        other[static_cast<std::size_t>(i)] = (suspect || size() <= kMostChecked) && has_other_format(root_ / name);
+      }
+    }));
+  for (std::future<void>& thread : threads) thread.get();
   std::string first;
   for (std::int64_t i = 0; i < size(); ++i) {
-    if (ends_in(name_of(i), read_endings) || !has_other_format(path(i))) continue;
+    if (other[static_cast<std::size_t>(i)] == 0) continue;
     if (broken_.empty()) first = path(i).string();
     broken_.emplace(i, path(i).string() + ": is no JPEG and no PNG image");
   }
   if (broken_.empty()) return;
+  const std::string format = describe_file(first);
   const std::string found =
       concat(root_.string(), ": ", broken_.size(), broken_.size() == 1 ? " file is" : " files are",
-             " no JPEG and no PNG image, the first is ", first);
+             " no JPEG and no PNG image, the first is ", first, format.empty() ? "" : ": ", format);
   require<DataError>(options_.skip_broken, found, "; skip_broken takes other images of their classes in their place");
   warn(options_, found);
+}
+
+void ImageFolder::warn_of_losses(unsigned losses, std::int64_t file) const {
+  static constexpr std::pair<unsigned, const char*> kTexts[] = {
+      {ImageFile::kWideGrey, "16-bit grey is cut to 8 bits: values above 255 become white. Divide them by 256 first"},
+      {ImageFile::kWideColour, "16-bit values are cut to their upper 8 bits"},
+      {ImageFile::kAlpha, "transparency is dropped"},
+      {ImageFile::kInks, "CMYK inks become RGB without their colour profile"},
+      {ImageFile::kOrientation,
+       "orientation tags are ignored, so the picture lies on its side or is mirrored. Turn the pixels first"}};
+  const unsigned known = warned_losses_.fetch_or(losses);
+  for (const auto& [loss, text] : kTexts)
+    if ((losses & ~known & loss) != 0)
+      std::cerr << concat("warning: ", path(file).string(), ": ", text, ". Said once for all images in ",
+                          root_.string(), '\n');
+}
+
+std::vector<std::string> ImageFolder::class_names(const fs::path& root) {
+  std::vector<std::string> names = list(root).folders;
+  std::erase_if(names, is_left_out);
+  return names;
+}
+
+void require_same_classes(const std::string& subject, const ImageFolder& train, const ImageFolder& val) {
+  const auto only = [](const char* part, const ImageFolder& set, const ImageFolder& other) {
+    std::vector<std::string> names;
+    std::ranges::set_difference(set.classes(), other.classes(), std::back_inserter(names));
+    return names.empty() ? "" : concat("; only ", part, " has ", joined(names));
+  };
+  require<DataError>(train.classes() == val.classes(), subject, ": train has ", train.classes().size(),
+                     " classes and val ", val.classes().size(), ", expected the same directories in both",
+                     only("train", train, val), only("val", val, train));
 }
 
 void ImageFolder::add_class(const std::string& name) {
@@ -207,6 +266,7 @@ View ImageFolder::view_of(std::int64_t width, std::int64_t height, std::int64_t 
 void ImageFolder::make_sample(Workspace& work, std::int64_t file, std::int64_t epoch, std::int64_t index,
                               float* out) const {
   const auto image = ImageFile::open(work.content, path(file).string());
+  if (image->losses() != 0) warn_of_losses(image->losses(), file);
   View view = view_of(image->width(), image->height(), epoch, index);
   if (options_.scaled_decoding) {
     int divisor = 8;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <array>
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
@@ -40,18 +41,23 @@ struct ImageFolderOptions {
   std::function<void(const std::string&)> warn{};
 };
 
-/// torchvision's ImageFolder: DIR/CLASS/.../NAME. Classes are the folders in DIR by name; samples are the files of each
-/// whose names end, in any case, in .jpg, .jpeg, .png, .ppm, .bmp, .pgm, .tif, .tiff or .webp, in torchvision's order;
-/// links are followed. Of these formats JPEG and PNG are read (lib/data/images/image_file.h), by their first bytes;
-/// others are broken images, and not left out in silence. Labels are the classes' numbers.
+/// torchvision's ImageFolder: DIR/CLASS/.../NAME. Classes are the folders in DIR by name, without hidden ones and those
+/// that systems make (see class_names()), which are left out with a warning on the standard error; samples are the
+/// files of each whose names end, in any case, in .jpg, .jpeg, .png, .ppm, .bmp, .pgm, .tif, .tiff or .webp, in
+/// torchvision's order; links are followed. Of these formats JPEG and PNG are read (lib/data/images/image_file.h), by
+/// their first bytes; others are broken images, and not left out in silence. Labels are the classes' numbers.
+///
+/// Of images that lose something when they're decoded (ImageFile::Loss), the first of each kind gives a warning on the
+/// standard error.
 ///
 /// fetch decodes, crops, resizes and normalises: f32 (n, 3, size, size), with the bits of torchvision on Pillow 13.0.0
 /// for the same crop. Random crops are keyed by (seed, epoch, number of the sample). Give the loader worker threads.
 class ImageFolder : public Dataset {
  public:
-  /// Lists the folder; reads no image, but the first bytes of files named as of another format than JPEG and PNG.
+  /// Lists the folder; reads no image, but the first bytes of its files: of more than 200,000 only those of hidden
+  /// files, and of files that are named as of another format than JPEG and PNG.
   /// Throws DataError: no folder, no class in it, a class without images, a folder that cannot be listed, a link that
-  /// leads back to a folder around it, files of such formats (unless skip_broken), or a duet that was built without
+  /// leads back to a folder around it, files of other formats (unless skip_broken), or a duet that was built without
   /// images; UsageError as check(transform) and Normaliser.
   explicit ImageFolder(const std::filesystem::path& root, const ImageFolderOptions& options = {});
 
@@ -69,6 +75,9 @@ class ImageFolder : public Dataset {
                       const Tensor& labels) const override;
 
   const std::vector<std::string>& classes() const { return classes_; }
+  /// Lists the classes of a folder, without hidden folders, such as .ipynb_checkpoints, and those of macOS, NAS devices
+  /// and file systems (__MACOSX, @eaDir, lost+found).
+  static std::vector<std::string> class_names(const std::filesystem::path& root);
   /// The path and the label of a sample. Both throw DataError for a number that no sample has.
   std::filesystem::path path(std::int64_t index) const;
   std::int64_t label(std::int64_t index) const;
@@ -79,6 +88,7 @@ class ImageFolder : public Dataset {
   class Workspace;
   void add_class(const std::string& name);
   void find_other_formats();
+  void warn_of_losses(unsigned losses, std::int64_t file) const;
   /// Its path below the root.
   std::string_view name_of(std::int64_t index) const;
   View view_of(std::int64_t width, std::int64_t height, std::int64_t epoch, std::int64_t index) const;
@@ -97,6 +107,10 @@ class ImageFolder : public Dataset {
   mutable std::mutex mutex_;
   mutable std::map<std::int64_t, std::string> broken_;  // by sample
   mutable std::once_flag warned_;                       // of another epoch
+  mutable std::atomic<unsigned> warned_losses_ = 0;
 };
+
+/// Throws DataError that begins with `subject` and names the classes that only one of two sets has, unless they agree.
+void require_same_classes(const std::string& subject, const ImageFolder& train, const ImageFolder& val);
 
 }  // namespace duet::data

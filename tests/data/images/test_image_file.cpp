@@ -197,3 +197,35 @@ TEST_CASE("images are read from regular files") {
   duet_test::write_file(folder / "a.jpg", image_samples().back().content());  // a PNG
   CHECK(read_image(folder / "a.jpg").region.width == 21);
 }
+
+TEST_CASE("an image file tells what its pixels lose") {
+  if (!has_image_codecs()) DUET_SKIP("built without images");
+  for (const duet_test::ImageSample& sample : duet_test::image_samples()) {
+    const std::string name = sample.name;
+    CAPTURE(name);
+    const auto has = [&](const char* words) { return name.find(words) != std::string::npos; };
+    unsigned expected = 0;
+    if (has("CMYK")) expected = ImageFile::kInks;
+    if (has("16-bit")) expected = has("16-bit grey PNG") ? ImageFile::kWideGrey : ImageFile::kWideColour;
+    if (has("alpha") || has("transparent") || has("4-bit palette")) expected |= ImageFile::kAlpha;
+    duet_test::Bytes content = sample.content();
+    CHECK(ImageFile::open(content, name)->losses() == expected);
+    const bool jpeg = content[0] == 0xff;
+    for (const int orientation : {1, 6}) {
+      for (const bool big : {false, true}) {
+        duet_test::Bytes exif =
+            big ? duet_test::Bytes{'M', 'M', 0, 42, 0, 0, 0, 8, 0, 1, 1, 18, 0, 3, 0, 0, 0, 1, 0, 0, 0, 0}
+                : duet_test::Bytes{'I', 'I', 42, 0, 8, 0, 0, 0, 1, 0, 18, 1, 3, 0, 1, 0, 0, 0, 0, 0, 0, 0};
+        exif[big ? 19 : 18] = static_cast<std::uint8_t>(orientation);
+        duet_test::Bytes part = jpeg ? duet_test::Bytes{0xff, 0xe1, 0, 30, 'E', 'x', 'i', 'f', 0, 0}
+                                     : duet_test::Bytes{0, 0, 0, 22, 'e', 'X', 'I', 'f'};
+        part.insert(part.end(), exif.begin(), exif.end());
+        if (!jpeg) part.resize(part.size() + 4);  // a checksum, which nobody reads
+        duet_test::Bytes tagged = content;
+        tagged.insert(tagged.begin() + (jpeg ? 2 : 33), part.begin(), part.end());
+        CHECK(ImageFile::open(tagged, name)->losses() ==
+              (orientation == 6 ? expected | ImageFile::kOrientation : expected));
+      }
+    }
+  }
+}
