@@ -185,16 +185,16 @@ void Checkpointer::save(const data::Position& position, double accuracy) {
   if (setup_.batches != nullptr && options_.device == DeviceKind::cpu)
     settings[kBlocksSetting] = std::to_string(setup_.batches->blocks());
   if (const std::string run = variable(kRunId); !run.empty()) settings[kRunPart] = run;
-  save_checkpoint(folder_,
-                  {.position = position,
-                   .step = total_steps(position),
-                   .arch = chosen_network(options_).arch,
-                   .best_acc1 = best ? 100 * accuracy : best_,
-                   .model = setup_.model().state_dict(),
-                   .optimizer = setup_.optimizer->state(),
-                   .settings = std::move(settings),
-                   .series = series_},
-                  best);
+  last_ = save_checkpoint(folder_,
+                          {.position = position,
+                           .step = total_steps(position),
+                           .arch = chosen_network(options_).arch,
+                           .best_acc1 = best ? 100 * accuracy : best_,
+                           .model = setup_.model().state_dict(),
+                           .optimizer = setup_.optimizer->state(),
+                           .settings = std::move(settings),
+                           .series = series_},
+                          best);
 }
 
 }  // namespace duet::cli

@@ -8,6 +8,7 @@
 
 #include "ddp/group/process_group.h"
 #include "lib/base/recovery.h"
+#include "lib/error.h"
 #include "lib/io/checkpoint.h"
 #include "lib/io/folder.h"
 #include "lib/position.h"
@@ -32,6 +33,11 @@ class Checkpointer {
   /// Writes a checkpoint into --checkpoint, else into the folder of --resume, where either is given. `accuracy` (0..1)
   /// is that of the last finished epoch.
   void save(const data::Position& position, double accuracy);
+  /// Returns how to resume from the checkpoint that this rank has written last; empty if it has written none.
+  std::string how_to_resume() const {
+    return last_.empty() ? ""
+                         : concat("checkpoint: ", last_, "; to resume, repeat the command with --resume ", folder_);
+  }
   /// The epoch is over on all ranks: the next one is saved as the best only with a higher accuracy.
   void end_epoch(double accuracy) { best_ = std::max(best_, 100 * accuracy); }
   /// What rank 0 knows of the checkpoints before the next one, for a process that replaces it: so all ranks use its
@@ -59,7 +65,8 @@ class Checkpointer {
   std::string folder_;  // where it writes checkpoints; empty: it writes none
   std::string series_;  // name of the training in these checkpoints, kept when it is resumed
   std::optional<FolderLock> lock_;
-  double best_ = 0;  // per cent
+  double best_ = 0;   // per cent
+  std::string last_;  // path of the checkpoint that was written last
 };
 
 }  // namespace duet::cli

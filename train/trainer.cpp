@@ -471,6 +471,9 @@ class Trainer : private Recoverable {
       std::fprintf(stderr, "duet: nothing reads the standard output any more: the training ended after step %lld%s\n",
                    static_cast<long long>(checkpointer_.total_steps(position)),
                    checkpointer_.writes() ? ", with a checkpoint" : "");
+    if (const std::string how = checkpointer_.how_to_resume(); !how.empty())
+      std::fprintf(stderr, "duet: the training ended after step %lld; %s\n",
+                   static_cast<long long>(checkpointer_.total_steps(position)), printable(how).c_str());
     double written = 0;
     sum_over_ranks(group_, {&written, 1});  // the first rank to leave may end the others
     return {run_, end_.signal()};

@@ -9,8 +9,11 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <climits>
+#include <cmath>
 #include <cstddef>
 #include <ctime>
+#include <filesystem>
 #include <fstream>
 #include <mutex>
 #include <sstream>
@@ -84,7 +87,36 @@ void pause_core() {
 #endif
 }
 
-int usable_cores() { return std::max(1, CPU_COUNT(&process_cores())); }
+int quota_cores(const std::string& root) {
+  double least = INT_MAX;
+  std::ifstream groups(root + "/proc/self/cgroup");
+  for (std::string line; std::getline(groups, line);) {  // "0::/GROUP" of version 2, "4:cpu,cpuacct:/GROUP" of 1
+    const std::size_t first = line.find(':'), second = line.find(':', first + 1);
+    if (second == std::string::npos) continue;
+    const std::string controllers = line.substr(first + 1, second - first - 1);
+    if (!controllers.empty() && concat(',', controllers, ',').find(",cpu,") == std::string::npos) continue;
+    // In a container, the group may be mounted as the root.
+    for (std::filesystem::path group = line.substr(second + 1);; group = group.parent_path()) {
+      for (const std::string& mount : {controllers, std::string(controllers.empty() ? "unified" : "cpu")}) {
+        const std::string folder = concat(root, "/sys/fs/cgroup/", mount, "/", group.relative_path().string(), "/");
+        double quota = 0, period = 0;  // 0 if there is no such file, or it says "max"
+        std::ifstream(folder + "cpu.max") >> quota >> period;
+        if (!controllers.empty()) {
+          std::ifstream(folder + "cpu.cfs_quota_us") >> quota;
+          std::ifstream(folder + "cpu.cfs_period_us") >> period;
+        }
+        if (quota > 0 && period > 0) least = std::min(least, std::max(1.0, std::ceil(quota / period)));
+      }
+      if (!group.has_relative_path()) break;
+    }
+  }
+  return static_cast<int>(least);
+}
+
+int usable_cores() {
+  static const int cores = std::max(1, std::min(CPU_COUNT(&process_cores()), quota_cores()));
+  return cores;
+}
 
 bool pin_current_thread(int first, int count) {
   TakenCores& taken = taken_cores();

@@ -68,8 +68,11 @@ bool pin_current_thread(int first, int count = 1);
 /// thread there; threads that it starts later follow. Returns false, and changes nothing, if there are not so many.
 bool take_cores(int first, int count);
 
-/// Number of cores that this process was given (its affinity mask, not the machine's count).
+/// Number of cores that this process was given: its affinity mask's, or fewer by quota_cores(). Read once.
 int usable_cores();
+/// Cores that the CPU quotas of the process's control groups and those around them allow, rounded up; INT_MAX without
+/// any. Containers and pods have such quotas. Reads /proc and /sys below `root`.
+int quota_cores(const std::string& root = "");
 /// Number of them that take_cores() left.
 int own_cores();
 

@@ -230,6 +230,7 @@ std::string save_checkpoint(const std::string& folder, const Checkpoint& checkpo
   std::string digits = std::to_string(checkpoint.step);
   digits.insert(0, 8 - std::min<std::size_t>(digits.size(), 8), '0');
   const std::string path = (fs::path(folder) / concat(kStem, digits, kEnding)).string();
+  make_folder(folder);
   save_tensors(path, tensors, metadata);
   if (best) save_tensors((fs::path(folder) / kBest).string(), tensors, metadata);
 

@@ -32,9 +32,9 @@ struct Checkpoint {
 FolderLock prepare_checkpoint_folder(const std::string& folder, std::int64_t step = 0, const NamedTensors& model = {},
                                      const std::string& run = "");
 
-/// Writes `folder`/checkpoint-STEP.safetensors atomically, and `folder`/model_best.safetensors too when `best`; then
-/// removes all of the same series but this and the checkpoint before it. Returns the path. Throws DataError; older
-/// files are then untouched.
+/// Makes the folder if it isn't there, writes `folder`/checkpoint-STEP.safetensors atomically, and
+/// `folder`/model_best.safetensors too when `best`; then removes all of the same series but this and the checkpoint
+/// before it. Returns the path. Throws DataError; older files are then untouched.
 std::string save_checkpoint(const std::string& folder, const Checkpoint& checkpoint, bool best = false);
 
 struct LoadedCheckpoint {

@@ -162,6 +162,12 @@ TEST_CASE("a folder with a later checkpoint is refused before a run hides it") {
   CHECK_NOTHROW(duet::prepare_checkpoint_folder(scratch.folder()));
 }
 
+TEST_CASE("saving a checkpoint makes its folder") {
+  const Scratch scratch;
+  const std::string path = duet::save_checkpoint(scratch.path("a/b"), filled_at_step(1));
+  CHECK(duet::load_checkpoint(path).checkpoint.step == 1);
+}
+
 TEST_CASE("preparing a folder makes it, and removes what dead writers left") {
   const Scratch scratch;
   const std::string folder = scratch.path("a/b");

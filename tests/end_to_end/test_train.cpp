@@ -112,6 +112,8 @@ TEST_CASE("a signal ends the step, keeps a checkpoint, and training goes on from
         train({"--epochs", "5000", "--checkpoint", kept, "--progress", progress}, kLarge), progress, signal);
     INFO(ran.err);
     CHECK(ran.status == 128 + signal);
+    CHECK_THAT(ran.err, duet_test::ContainsSubstring("checkpoint: " + kept + "/checkpoint-") &&
+                            duet_test::ContainsSubstring("repeat the command with --resume " + kept));
     const std::string epochs = epochs_begun(kept);
     CHECK(duet_test::processes_with(folder.path()) == 0);
     if (signal != SIGINT) continue;

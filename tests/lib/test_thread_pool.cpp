@@ -2,12 +2,15 @@
 
 #include <array>
 #include <atomic>
+#include <climits>
+#include <filesystem>
 #include <memory>
 #include <mutex>
 #include <set>
 #include <sstream>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "lib/base/threads.h"
@@ -15,6 +18,7 @@
 #include "lib/pool.h"
 #include "tests/support/catch2.h"
 #include "tests/support/few_threads.h"
+#include "tests/support/scratch.h"
 
 using namespace duet;
 
@@ -151,7 +155,7 @@ TEST_CASE("cores can be counted and pinned to") {
 }
 
 TEST_CASE("a process can be left a part of its cores, even after their number was read") {
-  const int all = usable_cores();
+  const int all = own_cores(), usable = usable_cores();
   if (all < 2) DUET_SKIP("one core only");
   CHECK_FALSE(take_cores(1, all));
   CHECK_FALSE(take_cores(0, 0));
@@ -162,7 +166,7 @@ TEST_CASE("a process can be left a part of its cores, even after their number wa
     CHECK_FALSE(pin_current_thread(1));
     seen = sched_getcpu();
     CHECK(own_cores() == 1);
-    CHECK(usable_cores() == all);
+    CHECK(usable_cores() == usable);
     CHECK(take_cores(0, all));
     CHECK(pin_current_thread(0));
     first = sched_getcpu();
@@ -188,4 +192,44 @@ TEST_CASE("pooled objects are made, shared and destroyed like others") {
   PooledVector<int> numbers;
   for (int i = 0; i < 1000; ++i) numbers.push_back(i);
   CHECK(numbers[999] == 999);
+}
+
+TEST_CASE("a CPU quota of a control group counts as cores") {
+  struct Case {
+    const char* groups;                                      // /proc/self/cgroup
+    std::vector<std::pair<std::string, std::string>> files;  // below /sys/fs/cgroup
+    int cores;
+  };
+  const Case cases[] = {
+      {"0::/\n", {}, INT_MAX},
+      {"", {{"cpu.max", "100000 100000"}}, INT_MAX},
+      {"0::/\n", {{"cpu.max", "max 100000"}}, INT_MAX},
+      {"0::/\n", {{"cpu.max", "50000 100000\n"}}, 1},
+      {"0::/\n", {{"cpu.max", "150000 100000\n"}}, 2},
+      {"0::/\n", {{"cpu.max", "400000 200000\n"}}, 2},
+      {"0::/pod/one\n", {{"pod/cpu.max", "250000 100000"}, {"pod/one/cpu.max", "max 100000"}}, 3},
+      {"0::/pod/one\n", {{"pod/cpu.max", "800000 100000"}, {"pod/one/cpu.max", "200000 100000"}}, 2},
+      {"0::/../gone\n", {{"cpu.max", "300000 100000"}}, 3},  // of another namespace
+      {"4:cpu,cpuacct:/docker/ab\n0::/\n",
+       {{"cpu,cpuacct/cpu.cfs_quota_us", "350000"}, {"cpu,cpuacct/cpu.cfs_period_us", "100000"}},
+       4},
+      {"4:cpu,cpuacct:/docker/ab\n",
+       {{"cpu/docker/ab/cpu.cfs_quota_us", "1000"}, {"cpu/docker/ab/cpu.cfs_period_us", "100000"}},
+       1},
+      {"4:cpu:/\n", {{"cpu/cpu.cfs_quota_us", "-1"}, {"cpu/cpu.cfs_period_us", "100000"}}, INT_MAX},
+      {"4:cpuset:/\n", {{"cpuset/cpu.cfs_quota_us", "100000"}, {"cpuset/cpu.cfs_period_us", "100000"}}, INT_MAX},
+  };
+  for (const Case& c : cases) {
+    INFO(c.groups);
+    const duet_test::Scratch scratch;
+    const auto put = [&](const std::string& name, const std::string& text) {
+      const std::filesystem::path path = scratch.path(name);
+      std::filesystem::create_directories(path.parent_path());
+      duet_test::write_text(path.string(), text);
+    };
+    put("proc/self/cgroup", c.groups);
+    for (const auto& [name, text] : c.files) put("sys/fs/cgroup/" + name, text);
+    CHECK(quota_cores(scratch.folder()) == c.cores);
+  }
+  CHECK(usable_cores() <= quota_cores());
 }
