@@ -25,7 +25,11 @@ namespace {
 
 /// Nothing of the machine's own data is seen.
 MnistOptions in(const TemporaryFolder& folder) {
-  return {.environment = "", .here = folder.path(), .cache = folder / "cache", .packaged = folder / "packaged"};
+  return {.environment = "",
+          .here = folder.path(),
+          .cache = folder / "cache",
+          .packaged = folder / "packaged",
+          .home = folder / "home"};
 }
 
 MnistOptions with_data(const TemporaryFolder& folder, const std::string& data) {
@@ -116,6 +120,58 @@ TEST_CASE("an incomplete set in a usual place is mentioned") {
   options.train_images = options.test_images = 2;
   CHECK_THAT(load_mnist(options).origin,
              ContainsSubstring("no MNIST was found (" + (folder / "data").string() + " lacks t10k-labels-idx1-ubyte)"));
+}
+
+TEST_CASE("a set is found where other programs leave it, under their names") {
+  const TemporaryFolder folder;
+  struct Case {
+    const char* place;
+    MnistKind kind;
+  };
+  for (const auto& [place, kind] :
+       {Case{"data/MNIST/raw", MnistKind::mnist}, Case{"data/FashionMNIST/raw", MnistKind::fashion_mnist},
+        Case{"home/.keras/datasets/fashion-mnist", MnistKind::fashion_mnist}}) {
+    CAPTURE(place);
+    duet_test::write_small_mnist(folder / place, kind == MnistKind::fashion_mnist);
+    MnistOptions options = in(folder);
+    options.train_images = options.test_images = 2;
+    for (const MnistKind other : {MnistKind::mnist, MnistKind::fashion_mnist}) {
+      options.kind = other;
+      CHECK(load_mnist(options).drawn == (other != kind));
+      CHECK(find_mnist(folder / place, other).complete() == (other == kind));
+    }
+    std::filesystem::remove_all(folder / place);
+  }
+  duet_test::write_small_mnist(folder / "data", true);
+  for (const std::string name : kMnistFiles) {
+    std::string dotted = name;
+    dotted[name.find("-idx")] = '.';
+    std::filesystem::rename(folder / ("data/" + name + ".gz"), folder / ("data/" + dotted + ".gz"));
+  }
+  CHECK_FALSE(load_mnist(in(folder)).drawn);
+  const std::string first = "train-images.idx3-ubyte.gz";  // unpacked into a folder of its name
+  std::filesystem::rename(folder / ("data/" + first), folder / "moved");
+  std::filesystem::create_directory(folder / ("data/" + first));
+  std::filesystem::rename(folder / "moved", folder / ("data/" + first + "/" + first));
+  CHECK_FALSE(load_mnist(in(folder)).drawn);
+}
+
+TEST_CASE("files of the set in formats that are not read are named") {
+  const TemporaryFolder folder;
+  std::filesystem::create_directories(folder / "home/.cache/huggingface/hub/datasets--ylecun--mnist");
+  const std::string npz = (folder / "home/.keras/datasets/mnist.npz").string();
+  std::filesystem::create_directories(folder / "home/.keras/datasets");
+  const std::string zip = "PK\3\4" + std::string(22, '\0') + std::string("\x0a\0\0\0", 4) + "x_test.npy";
+  write_file(npz, Bytes(zip.begin(), zip.end()));
+  MnistOptions options = in(folder);
+  options.train_images = options.test_images = 2;
+  CHECK_THAT(load_mnist(options).origin, ContainsSubstring(npz + " is of the set, but a NumPy archive") &&
+                                             ContainsSubstring("datasets--ylecun--mnist"));
+  options.data = (folder / "home/.keras/datasets").string();
+  CHECK_THROWS_WITH(load_mnist(options), ContainsSubstring(npz + " is of the set, but a NumPy archive"));
+  options.kind = MnistKind::fashion_mnist;
+  options.data.clear();
+  CHECK_THAT(load_mnist(options).origin, !ContainsSubstring("is of the set"));
 }
 
 TEST_CASE("sets whose files do not fit each other") {

@@ -17,6 +17,7 @@
 #include "lib/data/mnist/idx.h"
 #include "lib/error.h"
 #include "lib/io/atomic_file.h"
+#include "lib/io/file_format.h"
 
 namespace duet::data {
 namespace {
@@ -29,17 +30,46 @@ constexpr std::int64_t kImageSide = 28, kDrawnTrain = 60000, kDrawnTest = 10000;
 MnistFiles find_in(const fs::path& folder) {
   MnistFiles files;
   files.folder = folder;
+  std::error_code error;
   for (std::size_t i = 0; i < kMnistFiles.size(); ++i) {
-    for (const char* const ending : {"", ".gz"}) {
-      const fs::path path = folder / (std::string(kMnistFiles[i]) + ending);
-      std::error_code error;
-      if (fs::exists(path, error)) {
-        files.paths[i] = path;
-        break;
-      }
+    const std::string name = kMnistFiles[i];
+    std::string dotted = name;
+    dotted[name.find("-idx")] = '.';
+    for (const std::string& one : {name, name + ".gz", dotted, dotted + ".gz"}) {
+      fs::path path = folder / one;
+      if (fs::is_directory(path, error)) path /= one;  // as some archives are unpacked
+      if (!files.paths[i].empty() || !fs::exists(path, error)) continue;
+      files.paths[i] = path;
     }
   }
   return files;
+}
+
+/// torchvision's name of the folder.
+const char* torch_name(MnistKind kind) { return kind == MnistKind::mnist ? "MNIST" : "FashionMNIST"; }
+
+/// Names files of the set, in `places` or as other programs store it there, that are of formats that are not read.
+std::string unusable(const std::vector<fs::path>& places, MnistKind kind) {
+  const bool digits = kind == MnistKind::mnist;
+  const std::string set = digits ? "mnist" : "fashion_mnist", cached = ".cache/huggingface/",
+                    owner = digits ? "ylecun" : "zalando-datasets";
+  std::string found;
+  for (const fs::path& place : places) {
+    for (const std::string& name :
+         {std::string(digits ? "mnist.npz" : "fashion-mnist.npz"), std::string("mnist.pkl.gz"),
+          std::string(digits ? "mnist_train.csv" : "fashion-mnist_train.csv"), concat(torch_name(kind), "/processed"),
+          concat("tensorflow_datasets/", set), concat(cached, "datasets/", set),
+          concat(cached, "datasets/", owner, "___", set), concat(cached, "hub/datasets--", set),
+          concat(cached, "hub/datasets--", owner, "--", set)}) {
+      const fs::path path = (place / name).lexically_normal();
+      std::error_code error;
+      if (!fs::exists(path, error) || (!digits && name == "mnist.pkl.gz")) continue;
+      const std::string format = fs::is_directory(path, error) ? "" : describe_file(path.string(), FileContent::script);
+      found += concat(" (", path.string(), " is of the set, but ", format.empty() ? "not IDX" : format,
+                      ", expected IDX files)");
+    }
+  }
+  return found;
 }
 
 std::ptrdiff_t count_found(const MnistFiles& files) {
@@ -90,7 +120,7 @@ MnistFiles require_complete(const std::string& folder, const char* before, Mnist
                      name(kind), " files, or ", folder_name(kind), " inside it");
   MnistFiles files = find_mnist(folder, kind);
   require<DataError>(files.complete(), before, folder, ": no complete ", name(kind), " there: ", files.folder.string(),
-                     " lacks ", files.missing(), " (each may end in .gz)");
+                     " lacks ", files.missing(), " (each may end in .gz)", unusable({folder}, kind));
   return files;
 }
 
@@ -119,14 +149,26 @@ std::string MnistFiles::missing() const {
 }
 
 MnistFiles find_mnist(const fs::path& folder, MnistKind kind) {
-  MnistFiles inside = find_in(folder / folder_name(kind));
   // Files of both kinds have the same names; "." and a link are also what they lead to.
   const MnistKind other = kind == MnistKind::mnist ? MnistKind::fashion_mnist : MnistKind::mnist;
   std::error_code error;
-  for (const fs::path& path : {folder / "", fs::canonical(folder, error) / ""})
-    if (path.parent_path().filename() == folder_name(other)) return inside;
-  MnistFiles direct = find_in(folder);
-  return count_found(inside) > count_found(direct) ? inside : direct;
+  bool of_other = false;
+  for (const fs::path& path : {folder / "", fs::canonical(folder, error) / ""}) {
+    const fs::path own = path.parent_path();
+    for (const fs::path& named :
+         {own.filename(), own.filename() == "raw" ? own.parent_path().filename() : own.filename()})
+      of_other = of_other || named == folder_name(other) || named == torch_name(other);
+  }
+  MnistFiles best = find_in(folder / folder_name(kind));
+  std::vector<fs::path> places = {folder / torch_name(kind) / "raw"};
+  if (!of_other) places.insert(places.begin(), {folder, folder / "raw"});
+  for (const fs::path& place : places) {
+    MnistFiles files = find_in(place);
+    const bool first = place == folder;  // the folder itself goes before its sub-folder
+    if (count_found(files) > count_found(best) || (first && count_found(files) == count_found(best)))
+      best = std::move(files);
+  }
+  return best;
 }
 
 Mnist read_mnist(const MnistFiles& files, MnistKind kind) {
@@ -152,7 +194,9 @@ Mnist load_mnist(const MnistOptions& options) {
 
   const fs::path cache = options.cache.value_or(cache_folder());
   std::string incomplete;
-  for (const fs::path& folder : {options.here / "data", cache, options.packaged}) {
+  const fs::path home = options.home.value_or(environment_variable("HOME").value_or("/"));
+  const std::vector<fs::path> places = {options.here / "data", cache, options.packaged, home / ".keras/datasets"};
+  for (const fs::path& folder : places) {
     const MnistFiles files = find_mnist(folder, options.kind);
     if (files.complete()) return read_limited(files, options);
     if (count_found(files) > 0) {
@@ -163,6 +207,7 @@ Mnist load_mnist(const MnistOptions& options) {
     download_mnist(options.kind, cache / folder_name(options.kind), options.progress);
     return read_limited(find_mnist(cache, options.kind), options);
   }
+  incomplete += unusable(places, options.kind) + unusable({home}, options.kind);
   return draw(options, concat("because no ", name(options.kind), " was found", incomplete));
 }
 

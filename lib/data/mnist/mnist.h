@@ -33,8 +33,9 @@ struct MnistFiles {
 };
 
 /// Looks in `folder`, unless it, or the folder that it leads to, is named after the other kind, and then in its
-/// sub-folder mnist (fashion-mnist), for the files as they are or with .gz. Returns the first complete set, else the
-/// one of the two that lacks less.
+/// sub-folders mnist (fashion-mnist), MNIST/raw (FashionMNIST/raw), which torchvision makes, and raw. The files may end
+/// in .gz, have a dot in place of the dash before "idx", or lie in folders of their names. Returns the first complete
+/// set, else the one that lacks least.
 MnistFiles find_mnist(const std::filesystem::path& folder, MnistKind kind);
 
 struct Mnist {
@@ -62,6 +63,7 @@ struct MnistOptions {
   std::filesystem::path here = ".";                        // where ./data is looked for
   std::optional<std::filesystem::path> cache{};            // in place of cache_folder()
   std::filesystem::path packaged = "/usr/share/datasets";  // where Debian's dataset-fashion-mnist puts its folder
+  std::optional<std::filesystem::path> home{};             // in place of $HOME: other programs' data sets
 };
 
 /// ~/.cache/duet (or $XDG_CACHE_HOME/duet).
@@ -71,9 +73,10 @@ std::filesystem::path cache_folder();
 /// image.
 void require_mnist(const MnistOptions& options);
 
-/// Looks in `data`, $DUET_DATA, ./data, the cache folder and that of Debian's packages, in this order. Either of the
-/// first two, if given, must hold a complete set: else DataError says what is missing. If nothing is found: downloads
-/// if `download` is set, else draws digits, as `origin` then says.
+/// Looks in `data`, $DUET_DATA, ./data, the cache folder, that of Debian's packages and ~/.keras/datasets, in this
+/// order. Either of the first two, if given, must hold a complete set: else DataError says what is missing. If nothing
+/// is found: downloads if `download` is set, else draws digits, as `origin` then says. The error and `origin` name
+/// files of the set in formats that are not read (.npz, .pkl.gz, .csv, those of Hugging Face and TensorFlow).
 Mnist load_mnist(const MnistOptions& options);
 
 /// Puts the four files, unpacked, into `folder`, which is made if absent. Files that are there and whole are kept; each
