@@ -56,15 +56,6 @@ struct Rendezvous {
   std::string run;
 };
 
-/// Host and port of "HOST:PORT", or of "[::1]:29500"; nothing where there is no port.
-std::optional<std::pair<std::string, std::string>> split_endpoint(const std::string& text) {
-  const std::size_t colon = text.rfind(':');
-  if (colon == std::string::npos || colon + 1 == text.size()) return {};
-  std::string host = text.substr(0, colon);
-  if (host.size() > 2 && host.front() == '[' && host.back() == ']') host = host.substr(1, host.size() - 2);
-  return {{host, text.substr(colon + 1)}};
-}
-
 /// The number that a variable or option holds; UsageError names it as `what`.
 int number_of(const std::string& text, const std::string& what) {
   const auto value = parse_number<int>(text);
@@ -158,10 +149,10 @@ Rendezvous read_method(const InitOptions& options) {
   require<UsageError>(meeting.world_size >= 0, prefix, "world size parameter missing");
   require<UsageError>(!meeting.place.empty(), prefix, meeting.scheme == "tcp" ? "port number missing" : "path missing");
   if (meeting.scheme == "file") return meeting;
-  const auto place = split_endpoint(meeting.place);
-  require<UsageError>(place.has_value(), prefix, "port number missing");
-  meeting.host = place->first;
-  meeting.port = number_of(place->second, "port");
+  require<UsageError>(meeting.place.find(':') != std::string::npos, prefix, "port number missing");
+  const HostAndPort place = parse_endpoint(meeting.place, "init_method tcp://", true);
+  meeting.host = place.host;
+  meeting.port = number_of(place.port, "port");
   return meeting;
 }
 
@@ -282,11 +273,9 @@ std::shared_ptr<Store> open_store(const InitOptions& options, const Rendezvous& 
     tcp_options.port_store = std::make_shared<FileStore>(folder->store(), meeting.run, 0, options.join_timeout);
   }
   if (const auto reached = environment_variable(kStoreEndpointVariable); reached && meeting.rank == 0) {
-    const auto place = split_endpoint(*reached);
-    require<UsageError>(place.has_value(), "environment variable ", kStoreEndpointVariable, " is \"", *reached,
-                        "\", expected HOST:PORT");
-    tcp_options.reached_host = place->first;
-    tcp_options.reached_port = number_of(place->second, kStoreEndpointVariable);
+    const HostAndPort place = parse_endpoint(*reached, concat("environment variable ", kStoreEndpointVariable), true);
+    tcp_options.reached_host = place.host;
+    tcp_options.reached_port = number_of(place.port, kStoreEndpointVariable);
   }
   const auto tcp = std::make_shared<TcpStore>(tcp_options);
   address = tcp->local_address();

@@ -3,6 +3,7 @@
 #include <chrono>
 #include <cstdint>
 
+#include "ddp/store/network.h"
 #include "lib/error.h"
 
 namespace duet::ddp {
@@ -13,7 +14,8 @@ constexpr int kMaxRanks = 1024;
 
 }  // namespace
 
-void check(const LaunchOptions& options) {
+LaunchOptions checked(LaunchOptions options) {
+  options.master_address = parse_host(options.master_address, "the address of rank 0");
   require<UsageError>(options.ranks >= 1 && options.ranks <= kMaxRanks, "a job has 1 to 1024 ranks, got ",
                       options.ranks);
   const std::int64_t ranks = std::int64_t{options.nodes} * options.ranks;
@@ -52,6 +54,7 @@ void check(const LaunchOptions& options) {
       options.grace.count() >= 0 && options.interrupt_grace.count() >= 0 && options.stop_limit.count() >= 0,
       "times must not be negative, got a grace of ", options.grace.count(), " ms, ", options.interrupt_grace.count(),
       " ms after a signal, and a stop limit of ", options.stop_limit.count(), " ms");
+  return options;
 }
 
 }  // namespace duet::ddp

@@ -5,7 +5,8 @@
 
 namespace duet::ddp {
 
-/// Throws UsageError for options that are out of range, or do not go together.
-void check(const LaunchOptions& options);
+/// The options, with rank 0's address as parse_host() returns it. Throws UsageError for options that are out of range,
+/// or do not go together.
+LaunchOptions checked(LaunchOptions options);
 
 }  // namespace duet::ddp

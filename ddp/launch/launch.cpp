@@ -566,8 +566,8 @@ std::vector<std::vector<int>> plan_cores(const LaunchOptions& options, LaunchOut
 
 }  // namespace
 
-LaunchResult launch(const LaunchOptions& options) {
-  check(options);
+LaunchResult launch(const LaunchOptions& given) {
+  const LaunchOptions options = checked(given);
   const PortRange ports = ports_of(options);
   open_closed_streams();
   const std::string name = random_run_id(), job = job_within(name);

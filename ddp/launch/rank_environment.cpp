@@ -47,11 +47,9 @@ std::map<std::string, std::string> own_environment() {
 
 ReservedPort::ReservedPort(const std::string& address, int port, const PortRange& range) : port_(port) {
   boost::system::error_code error;
-  const auto host = boost::asio::ip::make_address(address, error);
-  if (error) {
-    require<UsageError>(port != 0, "a free port needs a numeric master address, got ", address);
-    return;  // a name: rank 0 will find what it means
-  }
+  auto host = boost::asio::ip::make_address(address, error);
+  if (error && port != 0) return;  // a name: rank 0 will find what it means
+  if (error) host = boost::asio::ip::make_address(address_of_host(address, Milliseconds(0)));
   boost::asio::io_context io;
   tcp::acceptor socket(io);
   bind_one(socket, host, port == 0 ? range : PortRange{port, port}, false, "the job cannot use ");
@@ -211,7 +209,8 @@ PortRange ports_of(const LaunchOptions& options) {
 
 std::string run_id_of(const LaunchOptions& options, const std::string& name) {
   if (!options.run_id.empty()) return options.run_id;
-  return options.nodes == 1 ? name : concat("duet-", options.master_address, "-", options.master_port);
+  const std::string& host = options.master_address;  // each host has its own name for a zone
+  return options.nodes == 1 ? name : concat("duet-", host.substr(0, host.find('%')), "-", options.master_port);
 }
 
 std::string secret_of(const LaunchOptions& options, const std::string& given) {

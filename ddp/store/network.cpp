@@ -10,6 +10,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cctype>
 #include <cstdlib>
 #include <filesystem>
 #include <memory>
@@ -32,14 +33,15 @@ struct Free {
   void operator()(addrinfo* list) const { ::freeaddrinfo(list); }
 };
 
-/// Empty for what is neither IPv4 nor IPv6.
+bool is_internet(int family) { return family == AF_INET || family == AF_INET6; }
+
+/// With the interface of a link-local address. Empty for what is neither IPv4 nor IPv6.
 std::string text_of(const sockaddr* address) {
-  char text[INET6_ADDRSTRLEN] = "";
-  if (address->sa_family == AF_INET)
-    ::inet_ntop(AF_INET, &reinterpret_cast<const sockaddr_in*>(address)->sin_addr, text, sizeof(text));
-  if (address->sa_family == AF_INET6)
-    ::inet_ntop(AF_INET6, &reinterpret_cast<const sockaddr_in6*>(address)->sin6_addr, text, sizeof(text));
-  return text;
+  std::array<char, NI_MAXHOST> text{};
+  const socklen_t size = address->sa_family == AF_INET ? sizeof(sockaddr_in) : sizeof(sockaddr_in6);
+  if (is_internet(address->sa_family))
+    ::getnameinfo(address, size, text.data(), text.size(), nullptr, 0, NI_NUMERICHOST);
+  return text.data();
 }
 
 std::unique_ptr<ifaddrs, Free> interfaces() {
@@ -50,26 +52,98 @@ std::unique_ptr<ifaddrs, Free> interfaces() {
 
 bool is_up(const ifaddrs& one) { return one.ifa_addr != nullptr && (one.ifa_flags & IFF_UP) != 0; }
 
+/// Families of the addresses of interfaces that are up; empty if that cannot be found out, as in a sandbox.
+std::set<int> own_families() {
+  ifaddrs* found = nullptr;
+  if (::getifaddrs(&found) != 0) return {};
+  const std::unique_ptr<ifaddrs, Free> list(found);
+  std::set<int> families;
+  for (const ifaddrs* one = found; one != nullptr; one = one->ifa_next)
+    if (is_up(*one) && is_internet(one->ifa_addr->sa_family)) families.insert(one->ifa_addr->sa_family);
+  return families;
+}
+
+bool is_six(const std::string& host, in6_addr& address) {
+  return ::inet_pton(AF_INET6, host.substr(0, host.find('%')).c_str(), &address) == 1;
+}
+
+constexpr std::size_t kMostLabel = 63;  // bytes between two dots
+
+/// Takes off brackets, and says why no host can have this name or address; empty: one may.
+std::string why_no_host(std::string& host) {
+  in6_addr six{};
+  const bool brackets = host.starts_with('[') && host.ends_with(']');
+  if (brackets) host = host.substr(1, host.size() - 2);
+  if (is_six(host, six)) {
+    const std::size_t percent = host.find('%');
+    const bool link_local = six.s6_addr[0] == 0xfe && (six.s6_addr[1] & 0xc0) == 0x80;
+    if (!link_local && percent == host.npos) return {};
+    const std::string zone = percent == host.npos ? "" : host.substr(percent + 1);
+    std::array<char, IF_NAMESIZE> name{};
+    const bool known = ::if_nametoindex(zone.c_str()) != 0 ||
+                       ::if_indextoname(parse_number<unsigned>(zone).value_or(0), name.data()) != nullptr;
+    return link_local && known ? "" : "an interface of this host follows a link-local address only, as fe80::1%eth0";
+  }
+  if (brackets) return "brackets are for addresses of IPv6";
+  const std::string neither = "this is neither a name nor an address";
+  in_addr four{};
+  if (host.find_first_not_of("0123456789.") == host.npos) return ::inet_aton(host.c_str(), &four) != 0 ? "" : neither;
+  std::size_t label = 0;  // bytes of it so far; other bytes than ASCII may be in a name that only this host knows
+  for (const char byte : host) {
+    const bool dot = byte == '.';
+    if (!dot && byte >= 0 && byte != '-' && byte != '_' && std::isalnum(byte) == 0) return neither;
+    if (dot ? label == 0 : label == kMostLabel) return neither;
+    label = dot ? 0 : label + 1;
+  }
+  return {};
+}
+
 constexpr Milliseconds kNamePause{200};  // what all ranks ask a server of names for
 const char* const kAnyService = "9";     // nothing is sent there
 
 using Addresses = std::unique_ptr<addrinfo, Free>;
 
-Addresses find_host(const std::string& host, Milliseconds timeout) {
+Addresses find_host(const std::string& text, Milliseconds timeout) {
+  const std::string host = parse_host(text, "the host");
   addrinfo kind{};
   kind.ai_socktype = SOCK_DGRAM;
   for (const auto deadline = Clock::now() + timeout;; std::this_thread::sleep_for(kNamePause)) {
     addrinfo* found = nullptr;
     const int code = ::getaddrinfo(host.c_str(), kAnyService, &kind, &found);
     if (code == 0) return Addresses(found);
-    const bool may_appear = code == EAI_NONAME || code == EAI_NODATA || code == EAI_AGAIN;
+    const bool may_appear =
+        (code == EAI_NONAME || code == EAI_NODATA || code == EAI_AGAIN) && !host.ends_with(".invalid");
     require<CommError>(code != EAI_SYSTEM, "cannot find the host ", host, ": ", last_errno);
-    require<CommError>(may_appear && Clock::now() + kNamePause < deadline, "cannot find the host ", host, " within ",
-                       timeout.count(), " ms: ", ::gai_strerror(code));
+    require<CommError>(may_appear, "cannot find the host ", host, ": ", ::gai_strerror(code));
+    require<CommError>(Clock::now() + kNamePause < deadline, "cannot find the host ", host, " within ", timeout.count(),
+                       " ms: ", ::gai_strerror(code));
   }
 }
 
 }  // namespace
+
+std::string parse_host(const std::string& text, const std::string& what) {
+  std::string host = text;
+  const std::string why = why_no_host(host);
+  require<UsageError>(why.empty(), what, " is ", text, ", expected a host without a port: ", why);
+  return host;
+}
+
+HostAndPort parse_endpoint(const std::string& text, const std::string& what, bool needs_port) {
+  const std::string form = concat(what, " is ", text, ", expected ", needs_port ? "HOST:PORT" : "HOST or HOST:PORT");
+  const std::size_t colon = std::min(text.rfind(':'), text.size());
+  HostAndPort split{text.substr(0, colon), text.substr(std::min(colon + 1, text.size()))};
+  const std::string why = why_no_host(split.host);
+  in6_addr ignored{};
+  const bool is_bare_six = is_six(text, ignored);
+  if (!needs_port && (text.ends_with(']') || colon == text.size() || is_bare_six)) {
+    require<UsageError>(!is_bare_six || !why.empty(), form, ": brackets say where the address ends, as in [",
+                        split.host, "]:", split.port);
+    return {parse_host(text, what), ""};
+  }
+  require<UsageError>(why.empty() && !split.port.empty(), form, why.empty() ? "" : ": ", why);
+  return split;
+}
 
 std::string address_of(const std::string& interface, const std::string& like) {
   const auto list = interfaces();
@@ -98,9 +172,15 @@ std::string address_of(const std::string& interface, const std::string& like) {
 
 std::string address_of_host(const std::string& host, Milliseconds timeout) {
   const Addresses addresses = find_host(host, timeout);
-  const addrinfo* best = addresses.get();
-  while (best != nullptr && best->ai_family != AF_INET) best = best->ai_next;
-  if (best == nullptr) best = addresses.get();
+  const std::set<int> families = own_families();
+  const addrinfo* best = nullptr;
+  for (const addrinfo* one = addresses.get(); one != nullptr; one = one->ai_next)
+    if ((families.empty() || families.contains(one->ai_family)) &&
+        (best == nullptr || (best->ai_family != AF_INET && one->ai_family == AF_INET)))
+      best = one;
+  require<CommError>(best != nullptr, "cannot reach the host ", host, ": it has an address of ",
+                     addresses->ai_family == AF_INET ? "IPv4" : "IPv6",
+                     " only, but no interface of this host that is up has one");
   std::array<char, NI_MAXHOST> text{};  // with the interface of a link-local address
   const int code = ::getnameinfo(best->ai_addr, best->ai_addrlen, text.data(), text.size(), nullptr, 0, NI_NUMERICHOST);
   require<CommError>(code == 0, "the host ", host, " has no address: ", ::gai_strerror(code));

@@ -12,12 +12,26 @@ namespace duet::ddp {
 /// loopback where all ranks are on one host, else what it chooses itself.
 inline constexpr const char* kInterfaceVariable = "DUET_INTERFACE";
 
+/// A host, by its name or address (IPv6 without brackets), and its port as it was written; empty if there is none.
+struct HostAndPort {
+  std::string host, port;
+};
+
+/// Reads the name or address of a host: IPv6 with or without brackets, a link-local one with its zone ("fe80::1%eth0").
+/// Throws UsageError that begins with `what`, the name of an option or a variable, for text that can never be one.
+std::string parse_host(const std::string& text, const std::string& what);
+
+/// Reads "HOST:PORT", or also "HOST" unless `needs_port`. Throws as parse_host() does, also for an IPv6 address without
+/// brackets which a port may or may not follow.
+HostAndPort parse_endpoint(const std::string& text, const std::string& what, bool needs_port);
+
 /// The address of an interface ("eth0") that is up: one of the family of `like` (IPv4 or IPv6) where there is one, and
 /// one that is not link-local where there is one. Throws UsageError that lists the interfaces.
 std::string address_of(const std::string& interface, const std::string& like = "127.0.0.1");
 
 /// The address of a host, IPv4 where it has one, by its name or address. A name that is not known yet, as that of a pod
-/// which starts, is asked for again until `timeout` is over; then CommError names it.
+/// which starts, is asked for again until `timeout` is over; then CommError names it. Throws at once for a name that
+/// never will be (.invalid), and if this host has no address of the family.
 std::string address_of_host(const std::string& host, Milliseconds timeout);
 
 /// This host's address on the way to another host, which is found as above. Throws CommError if there is no way.

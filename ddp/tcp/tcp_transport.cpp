@@ -59,6 +59,7 @@ class Mesh {
        const std::function<void()>& check)
       : store_(store),
         rank_(rank),
+        own_(any_port(rank, address)),
         deadline_(Clock::now() + timeout),
         timeout_(timeout),
         check_(check),
@@ -66,7 +67,7 @@ class Mesh {
         sockets_(static_cast<std::size_t>(size)),
         newest_(static_cast<std::size_t>(size)),
         listener_(concat("rank ", rank),
-                  {.endpoint = any_port(rank, address),
+                  {.endpoint = own_,
                    .credentials = {secret_, service_of(rank)},
                    .callers = static_cast<std::size_t>(size),
                    .handshake_timeout = timeout,
@@ -98,12 +99,14 @@ class Mesh {
     if (check_) check_();
   }
 
-  static tcp::endpoint place_of(int peer, const std::string& place) {
+  tcp::endpoint place_of(int peer, const std::string& place) const {
     const std::size_t blank = std::min(place.find(' '), place.size());  // "PORT ADDRESS"
     const auto port = parse_number<std::uint16_t>(std::string_view(place).substr(0, blank));
     error_code error;
-    const auto address = asio::ip::make_address(place.substr(std::min(blank + 1, place.size())), error);
+    auto address = asio::ip::make_address(place.substr(std::min(blank + 1, place.size())), error);
     require<CommError>(!error && port.value_or(0) != 0, "rank ", peer, " has no address, got \"", place, "\"");
+    if (own_.address().is_v6() && address.is_v6() && address.to_v6().is_link_local())  // a zone has a name on each host
+      address = asio::ip::address_v6(address.to_v6().to_bytes(), own_.address().to_v6().scope_id());
     return {address, *port};
   }
 
@@ -177,6 +180,7 @@ class Mesh {
 
   Store& store_;
   const int rank_;
+  const tcp::endpoint own_;  // with port 0
   const Clock::time_point deadline_;
   const Milliseconds timeout_;
   const std::function<void()>& check_;

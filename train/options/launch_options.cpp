@@ -130,16 +130,13 @@ Endpoint endpoint_of(const LaunchOptions& options) {
   const int agreed = range.limits() ? range.first : kDefaultPort;
   const int otherwise = options.job.nodes > 1 ? agreed : 0;
   endpoint.port = options.master_port != 0 ? options.master_port : otherwise;
-  if (!options.master_addr.empty()) endpoint.address = options.master_addr;
+  if (!options.master_addr.empty()) endpoint.address = ddp::parse_host(options.master_addr, "--master-addr");
   if (options.rdzv_endpoint.empty()) return endpoint;
   const std::string& text = options.rdzv_endpoint;
-  const std::size_t bracket = text.rfind(']');  // end of an IPv6 address: [::1]:29500
-  const std::size_t colon = text.find(':', bracket == std::string::npos ? 0 : bracket);
-  endpoint.address = text.substr(0, colon);
-  if (bracket != std::string::npos && text[0] == '[') endpoint.address = text.substr(1, bracket - 1);
-  require<UsageError>(!endpoint.address.empty(), "--rdzv-endpoint is ", text, ", expected HOST or HOST:PORT");
-  if (colon == std::string::npos) return endpoint;
-  endpoint.port = parse_number<int>(std::string_view(text).substr(colon + 1)).value_or(-1);
+  const ddp::HostAndPort place = ddp::parse_endpoint(text, "--rdzv-endpoint", false);
+  endpoint.address = place.host;
+  if (place.port.empty()) return endpoint;
+  endpoint.port = parse_number<int>(place.port).value_or(-1);
   require<UsageError>(endpoint.port >= 0 && endpoint.port <= kMaxPort, "--rdzv-endpoint is ", text,
                       ", expected a port from 0 to ", kMaxPort, " after the colon");
   require<UsageError>(options.job.nodes == 1 || endpoint.port != 0, "--rdzv-endpoint is ", text,

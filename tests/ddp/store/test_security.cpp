@@ -266,7 +266,7 @@ TEST_CASE("IPv6 serves stores and launches and Gloo") {
   CHECK(server.local_address() == "::1");
   for (const char* backend : {"auto", "gloo"}) {
     if (backend == std::string("gloo") && !why_no_gloo().empty()) continue;
-    const Outcome outcome = run_worker(2, {"rounds", "5", backend}, {.master_address = "::1"});
+    const Outcome outcome = run_worker(2, {"rounds", "5", backend}, {.master_address = "[::1]"});
     CHECK(outcome.result.message.empty());
     CHECK(outcome.out.at(0) == outcome.out.at(1));
   }
