@@ -98,17 +98,23 @@ void read_env(Rendezvous& meeting) {
   if (meeting.rank < 0) meeting.rank = launched.place.rank;
   if (meeting.world_size < 0) meeting.world_size = launched.place.world_size;
   if (meeting.world_size == 1) return;
-  const bool given = environment_variable("MASTER_ADDR") || environment_variable("MASTER_PORT");
-  if (!given && !launched.job.empty()) {
-    const RankInfo& place = launched.place;
-    require<UsageError>(place.local_world_size == place.world_size, "the job is on several hosts (", describe(launched),
+  const bool has_host = environment_variable("MASTER_ADDR").has_value();
+  const bool has_port = environment_variable("MASTER_PORT").has_value();
+  const bool several = launched.place.local_world_size != launched.place.world_size;
+  const bool at_first_host = !has_host && several && !launched.first_host.empty();
+  if (!has_host && !has_port && !launched.job.empty() && !at_first_host) {
+    require<UsageError>(!several, "the job is on several hosts (", describe(launched),
                         "): environment variable MASTER_ADDR expected, but not set");
     meeting.scheme = "job";
     meeting.place = launched.job;
     return;
   }
-  meeting.host = needed_variable("MASTER_ADDR");
-  meeting.port = number_of(needed_variable("MASTER_PORT"), "environment variable MASTER_PORT");
+  meeting.host = at_first_host ? launched.first_host
+                               : parse_host(needed_variable("MASTER_ADDR"), "environment variable MASTER_ADDR");
+  const PortRange range = port_range();
+  meeting.port = at_first_host && !has_port
+                     ? (range.limits() ? range.first : TcpStoreOptions().port)
+                     : number_of(needed_variable("MASTER_PORT"), "environment variable MASTER_PORT");
   if (meeting.run.empty()) meeting.run = launched.job;
   meeting.run += concat("|", meeting.port);
   meeting.one_host = environment_variable("LOCAL_WORLD_SIZE") == std::to_string(meeting.world_size);

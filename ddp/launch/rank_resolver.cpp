@@ -3,9 +3,11 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cstddef>
 #include <cstdlib>
 #include <exception>
 #include <fstream>
+#include <iterator>
 #include <locale>
 #include <sstream>
 #include <vector>
@@ -16,42 +18,88 @@
 namespace duet::ddp {
 namespace {
 
-/// How one launcher names the four numbers.
+/// How one launcher names what it says. Of several names, with blanks between them, the first that is set counts.
 struct LauncherVariables {
-  const char* name;
-  const char* rank;
-  const char* size;
-  const char* local_rank;
-  const char* local_size;
+  const char *name, *rank, *size, *local_rank, *local_size;
+  const char* node = "";   // this host's number
+  const char* job = "";    // all that are set name the job; "": its parent process does
+  const char* mark = "";   // set in processes that may be ranks of this launcher; "": all may be
+  bool schedules = false;  // starts other launchers, so other numbers may be theirs, and single processes
+  const char* nodes = "";  // how many hosts there are, each with as many ranks as the others
+  const char* tasks = "";  // how many ranks each host has: "2(x3),1"
+  const char* hosts = "";  // the hosts' names, rank 0's first: "n[01-03,7],m2"
 };
-constexpr LauncherVariables kPlain = {"environment", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"};
-constexpr LauncherVariables kOpenMpi = {"Open MPI", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE",
-                                        "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"};
-constexpr LauncherVariables kPmi = {"MPICH or Intel MPI", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"};
-constexpr const char* kSlurm = "Slurm";
+constexpr LauncherVariables kLaunchers[] = {
+    {"environment", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE LOCAL_SIZE", "GROUP_RANK"},
+    {"Open MPI", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK",
+     "OMPI_COMM_WORLD_LOCAL_SIZE", "", "PMIX_NAMESPACE"},
+    {"PALS", "PALS_RANKID", "PMI_SIZE", "PALS_LOCAL_RANKID", "PALS_LOCAL_SIZE PMI_LOCAL_SIZE", "PALS_NODEID",
+     "PALS_APID", "PALS_RANKID"},
+    {"MVAPICH", "MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_LOCAL_RANK", "MV2_COMM_WORLD_LOCAL_SIZE"},
+    {"MPICH or Intel MPI", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID PMI_LOCAL_RANK", "MPI_LOCALNRANKS PMI_LOCAL_SIZE"},
+    {"jsrun", "JSM_NAMESPACE_RANK", "JSM_NAMESPACE_SIZE", "JSM_NAMESPACE_LOCAL_RANK", "JSM_NAMESPACE_LOCAL_SIZE", "",
+     "PMIX_NAMESPACE"},
+    {"Flux", "FLUX_TASK_RANK", "FLUX_JOB_SIZE", "FLUX_TASK_LOCAL_ID", "LOCAL_WORLD_SIZE", "", "FLUX_JOB_ID",
+     "FLUX_TASK_RANK", true, "FLUX_JOB_NNODES"},
+    // A batch script has most of Slurm's variables, but no step.
+    {"Slurm", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS SLURM_NTASKS SLURM_NPROCS", "SLURM_LOCALID", "", "SLURM_NODEID",
+     "SLURM_JOB_ID SLURM_STEP_ID SLURM_RESTART_COUNT", "SLURM_STEP_ID", true, "",
+     "SLURM_STEP_TASKS_PER_NODE SLURM_TASKS_PER_NODE", "SLURM_STEP_NODELIST SLURM_JOB_NODELIST SLURM_NODELIST"}};
+constexpr const LauncherVariables& kPlain = kLaunchers[0];
+
+std::vector<std::string> words(const char* text) {
+  std::istringstream stream(text);
+  return {std::istream_iterator<std::string>(stream), {}};
+}
+
+/// "n01" of "n[01-03,7],m2".
+std::string first_host(const std::string& list) {
+  std::string host;
+  bool inside = false, taken = false;
+  for (const char byte : list) {
+    if (byte == ',' && !inside) break;
+    if (byte == '[' || byte == ']')
+      inside = byte == '[', taken = false;
+    else if (inside && (byte == ',' || byte == '-'))
+      taken = true;
+    else if (!taken)
+      host += byte;
+  }
+  return host;
+}
 
 class Resolver {
  public:
   explicit Resolver(const Variables& variables) : variables_(variables) {}
 
-  LaunchedRank resolve() {
-    const auto plain = read(kPlain), mpi = read(kOpenMpi);
-    auto pmi = read_pmi();
-    if (mpi && pmi) require_agreement(*mpi, *pmi);
-    const bool elastic = has("TORCHELASTIC_RUN_ID");  // may have been started by MPI itself, once a host
-    if (plain && mpi && !elastic) require_agreement(*plain, *mpi);
-    if (plain && pmi && !elastic) require_agreement(*plain, *pmi);
-    if (plain) return name_plain(*plain);
-    if (mpi) return name_job(*mpi, "PMIX_NAMESPACE");
-    if (pmi) {
-      pmi->job = parent_name();
-      return *pmi;
-    }
-    return read_slurm().value_or(LaunchedRank{});
+  LaunchedRank resolve() const {
+    std::vector<Found> all;
+    for (const LauncherVariables& row : kLaunchers)
+      if (const auto found = read(row, all.empty())) all.push_back(*found);
+    if (all.empty()) return {};
+    // MPI may have started torchrun itself, once on each host.
+    const bool elastic = has("TORCHELASTIC_RUN_ID") && all[0].row == &kPlain;
+    for (std::size_t first = elastic ? 1 : 0, other = first + 1; other < all.size(); ++other)
+      if (!all[other].row->schedules) require_agreement(all[first].rank, all[other].rank);
+    if (all[0].row == &kPlain) name_plain(all[0]);
+    return placed(all).rank;
   }
 
  private:
+  struct Found {
+    const LauncherVariables* row;
+    LaunchedRank rank{};
+    bool is_placed = false;  // on its host
+  };
+
   bool has(const std::string& name) const { return variables_(name).has_value(); }
+
+  /// The first name that is set; empty: none is.
+  std::string first_set(const char* names) const {
+    for (const std::string& name : words(names))
+      if (has(name)) return name;
+    return {};
+  }
 
   /// Reads a number and records the variable as evidence.
   int number(const std::string& name, LaunchedRank& rank) const {
@@ -63,75 +111,109 @@ class Resolver {
     return *value;
   }
 
-  /// Both or neither; true for both.
-  bool has_pair(const char* family, const char* one, const char* other) const {
-    const char* const set = has(one) ? one : other;
-    const char* const missing = has(one) ? other : one;
-    require<UsageError>(has(one) == has(other), "the variables of ", family, " are half set: ", set, " is ",
-                        variables_(set).value_or(""), ", but environment variable ", missing, " expected, but not set");
-    return has(one);
+  static std::string half_set(const LauncherVariables& row, const std::string& evidence, const char* missing) {
+    return concat("the variables of ", row.name, " are half set: ", evidence, ", but environment variable ",
+                  words(missing)[0], " expected, but not set");
   }
 
-  std::optional<LaunchedRank> read(const LauncherVariables& family) const {
-    if (!has_pair(family.name, family.rank, family.size)) return {};
-    LaunchedRank rank;
-    rank.launcher = family.name;
-    rank.place.rank = number(family.rank, rank);
-    rank.place.world_size = number(family.size, rank);
-    if (has_pair(family.name, family.local_rank, family.local_size)) {
-      rank.place.local_rank = number(family.local_rank, rank);
-      rank.place.local_world_size = number(family.local_size, rank);
-    } else {
-      require<UsageError>(&family == &kPlain, "the variables of ", family.name, " are half set: ", rank.evidence,
-                          ", but neither ", family.local_rank, " nor ", family.local_size);
-      rank.place.local_rank = rank.place.rank;
-      rank.place.local_world_size = rank.place.world_size;
+  /// Throws if half of the variables are set, unless another launcher has set all of its own.
+  std::optional<Found> read(const LauncherVariables& row, bool is_first) const {
+    if (*row.mark != '\0' && !has(row.mark)) return {};
+    Found found{&row, {.launcher = row.name}};
+    LaunchedRank& rank = found.rank;
+    const std::string own = first_set(row.rank), size = first_set(row.size);
+    if (!own.empty()) rank.place.rank = number(own, rank);
+    if (!size.empty()) rank.place.world_size = number(size, rank);
+    if (own.empty() || size.empty()) {
+      require<UsageError>(!is_first || rank.evidence.empty(),
+                          half_set(row, rank.evidence, own.empty() ? row.rank : row.size));
+      return {};
     }
-    require_range(rank);
-    return rank;
-  }
-
-  static void require_range(const LaunchedRank& rank) {
+    found.is_placed = read_place(row, rank);
+    // What a scheduler says of a single task: Slurm's PMI, too, which sets only two of MPICH's variables.
+    if (rank.place.world_size == 1 && (row.schedules || (!found.is_placed && &row != &kPlain))) return {};
     const RankInfo& place = rank.place;
     require<UsageError>(place.rank < place.world_size && place.local_rank < place.local_world_size &&
                             place.local_world_size <= place.world_size,
-                        "the variables of ", rank.launcher, " are out of range: ", rank.evidence);
+                        "the variables of ", row.name, " are out of range: ", rank.evidence);
+    for (const std::string& name : words(row.job))
+      if (const auto part = variables_(name)) rank.job += (rank.job.empty() ? "" : ".") + *part;
+    if (*row.job == '\0' && &row != &kPlain) rank.job = parent_name();
+    rank.first_host = first_host(variables_(first_set(row.hosts)).value_or(""));
+    return found;
+  }
+
+  /// False if the variables don't say which rank of its host this is.
+  bool read_place(const LauncherVariables& row, LaunchedRank& rank) const {
+    RankInfo& place = rank.place;
+    const std::string local = first_set(row.local_rank), size = first_set(row.local_size), node = first_set(row.node),
+                      tasks = first_set(row.tasks), nodes = first_set(row.nodes);
+    if (!node.empty()) place.node_rank = number(node, rank);
+    if (local.empty()) return false;
+    const int local_rank = number(local, rank);
+    int ranks = 0;
+    if (!size.empty())
+      ranks = number(size, rank);
+    else if (!tasks.empty() && !node.empty())
+      ranks = tasks_on(place.node_rank, tasks, rank);
+    else if (const int hosts = nodes.empty() ? 0 : number(nodes, rank); hosts > 0 && place.world_size % hosts == 0)
+      ranks = place.world_size / hosts;
+    else
+      return false;
+    place.local_rank = local_rank;
+    place.local_world_size = ranks;
+    return true;
+  }
+
+  static bool agree(const LaunchedRank& one, const LaunchedRank& other) {
+    return one.place.rank == other.place.rank && one.place.world_size == other.place.world_size;
   }
 
   static void require_agreement(const LaunchedRank& one, const LaunchedRank& other) {
-    require<UsageError>(one.place.rank == other.place.rank && one.place.world_size == other.place.world_size,
-                        "the variables of ", one.launcher, " and ", other.launcher,
+    require<UsageError>(agree(one, other), "the variables of ", one.launcher, " and ", other.launcher,
                         " contradict each other: ", one.evidence, ", but ", other.evidence,
                         "; unset those that are left over");
   }
 
   /// torchrun's names are those of several launchers.
-  LaunchedRank name_plain(LaunchedRank rank) const {
+  void name_plain(Found& found) const {
+    LaunchedRank& rank = found.rank;
     const bool pod = has("PET_NNODES") || has("KUBERNETES_SERVICE_HOST");
     if (has("TORCHELASTIC_RUN_ID")) {
       rank.launcher = has("DUET_JOB") ? "duet launch" : "torchrun";
     } else if (pod && !has(kPlain.local_rank)) {
       rank.launcher = "Kubernetes (PyTorchJob)";  // a pod is a host of its own
-      rank.place.local_rank = 0;
-      rank.place.local_world_size = 1;
-      rank.place.node_rank = rank.place.rank;
+      found.is_placed = true;
+      if (!has(kPlain.node)) rank.place.node_rank = rank.place.rank;
     }
-    if (has("GROUP_RANK")) rank.place.node_rank = number("GROUP_RANK", rank);
-    return rank;
   }
 
-  LaunchedRank name_job(LaunchedRank rank, const char* name) const {
-    if (const auto job = variables_(name)) rank.job = *job;
-    return rank;
+  /// The first, with its place on its host, which another launcher may know if it has started the same ranks.
+  Found placed(const std::vector<Found>& all) const {
+    Found first = all[0];
+    if (first.is_placed) return first;
+    const bool plain = first.row == &kPlain;
+    for (const Found& other : all) {
+      if (!other.is_placed || !agree(first.rank, other.rank)) continue;
+      if (!plain) return other;
+      first.rank.place = other.rank.place;
+      first.rank.evidence += " " + other.rank.evidence;
+      return first;
+    }
+    const LauncherVariables& row = *first.row;
+    const bool has_local = !first_set(row.local_rank).empty();
+    const char* const missing = !has_local                     ? row.local_rank
+                                : *row.local_size != '\0'      ? row.local_size
+                                : first_set(row.tasks).empty() ? row.tasks
+                                                               : row.node;
+    require<UsageError>(plain && !has_local && first_set(row.local_size).empty(),
+                        half_set(row, first.rank.evidence, missing));
+    first.rank.place.local_rank = first.rank.place.rank;
+    first.rank.place.local_world_size = first.rank.place.world_size;
+    return first;
   }
 
-  /// Slurm's PMI sets only two of MPICH's four variables, and its own besides.
-  std::optional<LaunchedRank> read_pmi() const {
-    if (has("SLURM_STEP_ID") && !has(kPmi.local_rank) && !has(kPmi.local_size)) return {};
-    return read(kPmi);
-  }
-
-  /// The process manager that has started all ranks of this host: MPICH gives jobs no name.
+  /// The process manager that has started all ranks of this host.
   static std::string parent_name() {
     const pid_t parent = ::getppid();
     std::ifstream file(concat("/proc/", parent, "/stat"));
@@ -165,29 +247,6 @@ class Resolver {
         concat("environment variable ", name, " is \"", text, "\", which has no node ", rank.place.node_rank));
   }
 
-  /// A batch script has most of these variables too, but it is no step; nor is one task a job of ranks.
-  std::optional<LaunchedRank> read_slurm() const {
-    if (!has("SLURM_STEP_ID") || !has("SLURM_PROCID")) return {};
-    const char* const size = has("SLURM_STEP_NUM_TASKS") ? "SLURM_STEP_NUM_TASKS" : "SLURM_NTASKS";
-    has_pair(kSlurm, "SLURM_PROCID", size);
-    LaunchedRank rank;
-    rank.launcher = kSlurm;
-    rank.place.rank = number("SLURM_PROCID", rank);
-    rank.place.world_size = number(size, rank);
-    if (rank.place.world_size == 1) return {};
-    has_pair(kSlurm, "SLURM_PROCID", "SLURM_LOCALID");
-    rank.place.local_rank = number("SLURM_LOCALID", rank);
-    if (has("SLURM_NODEID")) rank.place.node_rank = number("SLURM_NODEID", rank);
-    const char* const tasks = has("SLURM_STEP_TASKS_PER_NODE") ? "SLURM_STEP_TASKS_PER_NODE" : "SLURM_TASKS_PER_NODE";
-    has_pair(kSlurm, "SLURM_LOCALID", tasks);
-    rank.place.local_world_size = tasks_on(rank.place.node_rank, tasks, rank);
-    require_range(rank);
-    if (const auto job = variables_("SLURM_JOB_ID"))
-      rank.job = concat("slurm-", *job, ".", variables_("SLURM_STEP_ID").value_or(""), ".",
-                        variables_("SLURM_RESTART_COUNT").value_or("0"));
-    return rank;
-  }
-
   const Variables& variables_;
 };
 
@@ -214,10 +273,10 @@ std::optional<int> launched_rank() noexcept {
 }
 
 void forget_rank() {
-  for (const LauncherVariables& family : {kPlain, kOpenMpi, kPmi})
-    for (const char* name : {family.rank, family.size, family.local_rank, family.local_size}) ::unsetenv(name);
-  for (const char* name :
-       {"TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_ERROR_FILE", "GROUP_RANK", "SLURM_STEP_ID"})
+  for (const LauncherVariables& row : kLaunchers)
+    for (const char* names : {row.rank, row.size, row.local_rank, row.local_size, row.mark})
+      for (const std::string& name : words(names)) ::unsetenv(name.c_str());
+  for (const char* name : {"TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_ERROR_FILE", kPlain.node})
     ::unsetenv(name);
 }
 

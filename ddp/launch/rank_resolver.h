@@ -22,15 +22,19 @@ struct LaunchedRank {
   std::string evidence{};  // "RANK=1 WORLD_SIZE=2 ...": the variables that say so
   /// Names the job where ranks may meet without a given address; else empty.
   std::string job{};
+  /// The host of rank 0, if the launcher names the hosts; else empty.
+  std::string first_host{};
 };
 
 using Variables = std::function<std::optional<std::string>(const std::string& name)>;
 
 /// `variables`: of this process unless given; empty ones count as not set. Looks for, in this order: duet launch,
-/// torchrun, Kubernetes' PyTorchJob and plain RANK and WORLD_SIZE; Open MPI (OMPI_COMM_WORLD_*); MPICH and Intel MPI
-/// (PMI_*, MPI_LOCAL*); Slurm (a step of several tasks; a batch script or a single task is no rank). The first counts,
-/// as launchers may start each other; but RANK and WORLD_SIZE of no launcher must agree with those of MPI. Throws
-/// UsageError that names the variables: half of them set, not a number, out of range, contradictory.
+/// torchrun, Kubernetes' PyTorchJob and plain RANK and WORLD_SIZE; Open MPI (OMPI_COMM_WORLD_*); PALS of PBS (PALS_*);
+/// MVAPICH (MV2_*); MPICH and Intel MPI (PMI_*, MPI_LOCAL*); jsrun of LSF (JSM_*); Flux (FLUX_*) and Slurm (SLURM_*),
+/// of which a batch script or a single task is no rank. The first counts, as launchers may start each other; but RANK
+/// and WORLD_SIZE of no launcher must agree with those of MPI. A place on the host that the first does not give is that
+/// of another with the same rank and size. Throws UsageError that names the variables: half of them set, not a number,
+/// out of range, contradictory.
 LaunchedRank resolve_rank(const Variables& variables = environment_variable);
 
 /// "rank 1 of 4, local rank 1 of 2 on node 0, by Open MPI (OMPI_COMM_WORLD_RANK=1 ...)".

@@ -110,6 +110,11 @@ TEST_CASE("launch takes torchrun's options in both spellings, and leaves the pro
     CHECK(two.job.node_rank == 1);
     CHECK(endpoint_of(two).address == "h");
     CHECK(endpoint_of(two).port == 5);
+    const LaunchOptions three = launch({"--nnodes=2:3", "-n", "4", "--elastic", spelled("--no-python"), "-t", "3", "-r",
+                                        "1", spelled("--log-dir"), "d", spelled("--rdzv-endpoint"), "[::1]:7"});
+    CHECK(three.job.nodes == 3);
+    CHECK(three.job.min_ranks == 8);
+    CHECK(endpoint_of(three).address == "::1");
   }
   const std::string help = printed({"launch", "--help"});
   CHECK_THAT(help, ContainsSubstring("--nproc-per-node") && !ContainsSubstring("--nproc_per_node"));

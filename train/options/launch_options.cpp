@@ -91,6 +91,17 @@ int count_of(const std::string& text) {
   return gpus ? backend(DeviceKind::cuda).device_count() : usable_cores();
 }
 
+/// Reads a number of hosts, or torchrun's MIN:MAX.
+void take_hosts(const std::string& text, LaunchOptions& options) {
+  const std::size_t colon = std::min(text.find(':'), text.size());
+  const int least = parse_number<int>(text.substr(0, colon)).value_or(0);
+  const int most = colon == text.size() ? least : parse_number<int>(text.substr(colon + 1)).value_or(0);
+  require<UsageError>(1 <= least && least <= most && most <= kMaxDevices, "--nnodes is ", text, ", expected 1 to ",
+                      kMaxDevices, ", or MIN:MAX of these");
+  options.least_nodes = least;
+  options.job.nodes = most;
+}
+
 void add_seconds(CLI::App& app, const std::string& names, ddp::Milliseconds& time, double least, const char* about) {
   const auto take = [&time](double seconds) { time = ddp::Milliseconds(std::llround(seconds * 1000)); };
   app.add_option_function<double>(names, take, about)
@@ -174,11 +185,18 @@ void add_launch(CLI::App& app, LaunchOptions& options) {
          "there are any, else cpu")
       ->check(Check([](const std::string&) { return std::string(); }, one_of(kCounts).get_description()))
       ->default_str(std::to_string(options.job.ranks));
-  app.add_option("--nnodes", options.job.nodes, "number of hosts, each with a duet launch of the same -n")
-      ->check(in_range(1, kMaxDevices));
+  app.add_option_function<std::string>(
+         "--nnodes", [&](const std::string& text) { take_hosts(text, options); },
+         "number of hosts, each with a duet launch of the same -n; or MIN:MAX: an elastic job starts on MAX hosts and "
+         "continues as long as MIN are left")
+      ->default_str(std::to_string(options.job.nodes));
   const CLI::Option* const node_rank =
       app.add_option(both("--node-rank"), options.job.node_rank, "which of them this is, from 0");
-  app.callback([&options, node_rank] { options.node_rank_given = node_rank->count() > 0; });
+  app.callback([&options, node_rank] {
+    options.node_rank_given = node_rank->count() > 0;
+    if (options.least_nodes < options.job.nodes && options.job.min_ranks == 0)
+      options.job.min_ranks = options.least_nodes * options.job.ranks;
+  });
   add_meeting(app, options);
   app.add_option(both("--max-restarts"), options.job.max_restarts,
                  "how often a failed job is restarted (one host only); duet train then goes on from its --checkpoint")
@@ -187,10 +205,12 @@ void add_launch(CLI::App& app, LaunchOptions& options) {
   app.add_option(both("--log-dir"), options.job.log_folder,
                  "folder; every job gets one in it with attempt_A/rank_R/{stdout.log,stderr.log,error.json}");
   app.add_option(
-      "--redirects", options.redirects,
+      "-r,--redirects", options.redirects,
       "what goes into these files only: 0 nothing, 1 stdout, 2 stderr, 3 both, or RANK:NUMBER,... Default: 0");
-  app.add_option("--tee", options.tee,
+  app.add_option("-t,--tee", options.tee,
                  "what goes into these files and, after \"[rank R] \", to the terminal: as above. Default: 0");
+  app.add_flag_callback(
+      both("--no-python"), [] {}, "changes nothing: a program is always run as it is, without Python");
   app.add_flag(both("--no-pin"), options.no_pin,
                "leave every rank all cores; by default each gets an equal share, its own where there are enough");
   add_seconds(app, both("--rdzv-timeout"), options.job.join_timeout, 0.001,
@@ -214,6 +234,9 @@ void check(const LaunchOptions& options) {
                       options.job.node_rank, ", expected 0 to ", options.job.nodes - 1, " with --nnodes ",
                       options.job.nodes);
   check_meeting(options);
+  require<UsageError>(options.least_nodes == options.job.nodes || options.job.elastic, "--nnodes is ",
+                      options.least_nodes, ":", options.job.nodes,
+                      ", but only a job with --elastic continues on fewer hosts, expected one number");
   require<UsageError>(options.job.max_restarts == 0 || options.job.nodes == 1, "--max-restarts is ",
                       options.job.max_restarts, ", but with --nnodes ", options.job.nodes,
                       " a launcher is not notified of failures on other hosts");

@@ -107,6 +107,7 @@ struct CompareOptions : Training {
 struct LaunchOptions {
   ddp::LaunchOptions job;  // but for its address, files and pinning, which those below say
   bool node_rank_given = false;
+  int least_nodes = 1;                  // with which an elastic job continues
   std::string rdzv_backend = "static";  // or "c10d"
   std::string rdzv_endpoint;            // HOST or HOST:PORT
   std::string master_addr;              // empty: 127.0.0.1

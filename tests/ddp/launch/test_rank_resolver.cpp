@@ -121,10 +121,45 @@ TEST_CASE("every launcher's variables are understood") {
   CHECK_FALSE(resolve(kPmi).job.empty());
   CHECK(resolve(kPmi).job == resolve(kPmi).job);
   CHECK(numbers(resolve(kSlurm).place) == std::vector<int>{4, 5, 0, 1, 2});
-  CHECK(resolve(kSlurm).job == "slurm-77.2.0");
+  CHECK(resolve(kSlurm).job == "77.2");
   CHECK(describe(resolve(kPmi)) ==
         "rank 1 of 2, local rank 0 of 1 on node 0, by MPICH or Intel MPI (PMI_RANK=1 PMI_SIZE=2 MPI_LOCALRANKID=0 "
         "MPI_LOCALNRANKS=1)");
+}
+
+TEST_CASE("the rows of schedulers and of other MPIs are understood, and name the first host") {
+  const Map pair = {{"PMI_RANK", "3"}, {"PMI_SIZE", "6"}};
+  const std::vector<std::pair<Map, std::string>> rows = {
+      {with(pair, {{"PALS_RANKID", "3"}, {"PALS_LOCAL_RANKID", "1"}, {"PALS_LOCAL_SIZE", "2"}, {"PALS_NODEID", "1"}}),
+       "PALS"},
+      {{{"MV2_COMM_WORLD_RANK", "3"},
+        {"MV2_COMM_WORLD_SIZE", "6"},
+        {"MV2_COMM_WORLD_LOCAL_RANK", "1"},
+        {"MV2_COMM_WORLD_LOCAL_SIZE", "2"}},
+       "MVAPICH"},
+      {with(pair, {{"PMI_LOCAL_RANK", "1"}, {"PMI_LOCAL_SIZE", "2"}}), "MPICH or Intel MPI"},
+      {{{"JSM_NAMESPACE_RANK", "3"},
+        {"JSM_NAMESPACE_SIZE", "6"},
+        {"JSM_NAMESPACE_LOCAL_RANK", "1"},
+        {"JSM_NAMESPACE_LOCAL_SIZE", "2"}},
+       "jsrun"},
+      {with(pair,
+            {{"FLUX_TASK_RANK", "3"}, {"FLUX_JOB_SIZE", "6"}, {"FLUX_TASK_LOCAL_ID", "1"}, {"FLUX_JOB_NNODES", "3"}}),
+       "Flux"},
+      {{{"RANK", "3"}, {"WORLD_SIZE", "6"}, {"LOCAL_RANK", "1"}, {"LOCAL_SIZE", "2"}}, "environment"}};
+  for (const auto& [variables, launcher] : rows) {
+    CAPTURE(launcher);
+    const LaunchedRank rank = resolve(variables);
+    CHECK(rank.launcher == launcher);
+    const std::vector<int> place = numbers(rank.place);
+    CHECK(std::vector<int>(place.begin(), place.end() - 1) == std::vector<int>{3, 6, 1, 2});
+  }
+  // Plain numbers that are a scheduler's have its place on the host.
+  CHECK(numbers(resolve(with(kSlurm, {{"RANK", "4"}, {"WORLD_SIZE", "5"}})).place) == std::vector<int>{4, 5, 0, 1, 2});
+  for (const auto& [list, host] : std::vector<std::pair<std::string, std::string>>{
+           {"n[01-03,7],m2", "n01"}, {"m2,n[1-4]", "m2"}, {"r[2,5]n[08-9]-ib", "r2n08-ib"}, {"one", "one"}}) {
+    CHECK(resolve(with(kSlurm, {{"SLURM_JOB_NODELIST", list}})).first_host == host);
+  }
 }
 
 TEST_CASE("launchers that start each other are distinguished") {
@@ -142,13 +177,16 @@ TEST_CASE("what is no job of ranks is none") {
 }
 
 TEST_CASE("half-set, contradictory and senseless variables are named") {
-  refused({{"RANK", "1"}}, "half set: RANK is 1, but environment variable WORLD_SIZE expected");
+  refused({{"RANK", "1"}}, "half set: RANK=1, but environment variable WORLD_SIZE expected");
   refused({{"WORLD_SIZE", "2"}}, "environment variable RANK expected, but not set");
-  refused(without(kTorchrun, "LOCAL_WORLD_SIZE"), "LOCAL_RANK is 1, but environment variable LOCAL_WORLD_SIZE");
-  refused(without(kOpenMpi, "OMPI_COMM_WORLD_SIZE"), "variables of Open MPI are half set: OMPI_COMM_WORLD_RANK is 1");
-  refused(without(without(kPmi, "MPI_LOCALRANKID"), "MPI_LOCALNRANKS"), "neither MPI_LOCALRANKID nor MPI_LOCALNRANKS");
+  refused(without(kTorchrun, "LOCAL_WORLD_SIZE"), "LOCAL_RANK=1, but environment variable LOCAL_WORLD_SIZE");
+  refused(without(kOpenMpi, "OMPI_COMM_WORLD_SIZE"), "variables of Open MPI are half set: OMPI_COMM_WORLD_RANK=1");
+  refused(without(without(kPmi, "MPI_LOCALRANKID"), "MPI_LOCALNRANKS"), "environment variable MPI_LOCALRANKID");
   refused(without(kSlurm, "SLURM_LOCALID"), "environment variable SLURM_LOCALID expected");
-  refused(without(kSlurm, "SLURM_STEP_TASKS_PER_NODE"), "environment variable SLURM_TASKS_PER_NODE expected");
+  refused(without(kSlurm, "SLURM_STEP_TASKS_PER_NODE"), "environment variable SLURM_STEP_TASKS_PER_NODE");
+  refused(without(kSlurm, "SLURM_NODEID"), "environment variable SLURM_NODEID expected");
+  refused({{"FLUX_TASK_RANK", "0"}, {"FLUX_JOB_SIZE", "3"}, {"FLUX_TASK_LOCAL_ID", "0"}, {"FLUX_JOB_NNODES", "2"}},
+          "FLUX_JOB_NNODES=2, but environment variable LOCAL_WORLD_SIZE expected");
   refused(with(kSlurm, {{"SLURM_STEP_TASKS_PER_NODE", "2(y2)"}}), "expected a list like 2(x3),1");
   refused(with(kSlurm, {{"SLURM_STEP_TASKS_PER_NODE", "2"}}), "which has no node 2");
   refused(with(kTorchrun, {{"RANK", "4"}}), "out of range: RANK=4 WORLD_SIZE=4");
