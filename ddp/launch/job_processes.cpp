@@ -173,7 +173,9 @@ SignalPipe::SignalPipe() : pipe_(make_pipe()) {
   action.sa_flags = SA_RESTART;
   for (std::size_t i = 0; i < kSignals.size(); ++i) {
     ::sigaction(kSignals[i], &action, &before_[i]);
-    if (kSignals[i] == SIGPIPE && before_[i].sa_handler == SIG_IGN) ::sigaction(SIGPIPE, &before_[i], nullptr);
+    const bool keeps = kSignals[i] == SIGPIPE ? before_[i].sa_handler == SIG_IGN
+                                              : is_left_to_ranks(kSignals[i]) && before_[i].sa_handler != SIG_DFL;
+    if (keeps) ::sigaction(kSignals[i], &before_[i], nullptr);
   }
 }
 

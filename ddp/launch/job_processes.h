@@ -72,8 +72,15 @@ class RankProcess {
   std::array<LineReader, 2> lines_;
 };
 
-/// Turns SIGINT, SIGTERM, SIGHUP and SIGQUIT into bytes of a pipe for as long as it lives, and SIGPIPE unless the
-/// program ignores it: a write to an output that nothing reads fails then. One at a time in a process, else UsageError.
+/// Returns whether a job continues after this signal to its launcher, unless a rank ends by it: schedulers send it
+/// before a time limit, or to continue what they have stopped.
+constexpr bool is_left_to_ranks(int signal) {
+  return signal == SIGUSR1 || signal == SIGUSR2 || signal == SIGXCPU || signal == SIGCONT;
+}
+
+/// Turns SIGINT, SIGTERM, SIGHUP and SIGQUIT into bytes of a pipe for as long as it lives, SIGPIPE unless the program
+/// ignores it (a write to an output that nothing reads fails then), and those of is_left_to_ranks() unless the program
+/// ignores or handles them. One at a time in a process, else UsageError.
 class SignalPipe {
  public:
   SignalPipe();
@@ -85,7 +92,8 @@ class SignalPipe {
   int next() const;
 
  private:
-  static constexpr std::array kSignals = {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGPIPE};
+  static constexpr std::array kSignals = {SIGINT,  SIGTERM, SIGHUP,  SIGQUIT, SIGPIPE,
+                                          SIGUSR1, SIGUSR2, SIGXCPU, SIGCONT};
   Pipe pipe_;
   std::array<struct sigaction, kSignals.size()> before_{};
 };

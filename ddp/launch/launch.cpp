@@ -167,6 +167,10 @@ class Job {
 
   bool any_alive() {
     for (JobRank& rank : ranks_) rank.process.look();
+    const auto ended_by_it = [this](const JobRank& rank) {
+      return rank.process.ended() && rank.process.exit_code() == 128 + left_to_ranks_;
+    };
+    if (left_to_ranks_ != 0 && interrupted_ == 0 && std::ranges::any_of(ranks_, ended_by_it)) interrupt(left_to_ranks_);
     look_for_losses();
     if (hosts_) look_for_hosts();
     look_for_recoveries();
@@ -344,12 +348,20 @@ class Job {
   void pass_on_signals() {
     while (const int signal = signals_.next()) {
       if (signal == SIGPIPE && (interrupted_ != 0 || terminate_at_ || sigterm_at_)) continue;  // the job ends anyway
-      if (interrupted_ != 0 && kill_at_) kill_at_ = Clock::now();  // a second signal kills at once
-      interrupted_ = interrupted_ != 0 ? interrupted_ : signal;
-      // Where others have their state, they need not end in order: these would end the training for all.
-      send_all(follows() ? SIGKILL : signal == SIGINT ? SIGINT : SIGTERM);
-      if (!kill_at_) kill_at_ = Clock::now() + std::max(options_.grace, options_.interrupt_grace);
+      if (!is_left_to_ranks(signal)) {
+        interrupt(signal);
+        continue;
+      }
+      send_all(signal);
+      if (signal != SIGCONT) left_to_ranks_ = signal;
     }
+  }
+  void interrupt(int signal) {
+    if (interrupted_ != 0 && kill_at_) kill_at_ = Clock::now();  // a second signal kills at once
+    interrupted_ = interrupted_ != 0 ? interrupted_ : signal;
+    // Where others have their state, they need not end in order: these would end the training for all.
+    send_all(follows() ? SIGKILL : signal == SIGINT ? SIGINT : SIGTERM);
+    if (!kill_at_) kill_at_ = Clock::now() + std::max(options_.grace, options_.interrupt_grace);
   }
 
   /// A rank of an elastic job may not end before all have ended their training.
@@ -542,7 +554,7 @@ class Job {
   Clock::time_point next_look_{};                         // at the records
   const JobRank* overdue_ = nullptr;                      // stopped, or absent, for longer than the limit
   std::string overdue_message_{};
-  int interrupted_ = 0;
+  int interrupted_ = 0, left_to_ranks_ = 0;  // signals
   std::optional<Clock::time_point> terminate_at_, cause_until_, sigterm_at_, kill_at_;
 };
 

@@ -286,7 +286,7 @@ void drain(const LaunchOptions& options, LaunchOutput& output, const SignalPipe&
     ::poll(events.data(), events.size(), 100);
     output.lines.acknowledge();
     output.remarks.acknowledge();
-    if (const int signal = signals.next()) {
+    if (const int signal = signals.next(); signal != 0 && !is_left_to_ranks(signal)) {
       if (result.exit_code == 0) result = interrupted_by(signal);
       if (signal != SIGPIPE) break;  // the other stream's lines may still be read
     }

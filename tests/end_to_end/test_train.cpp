@@ -105,7 +105,7 @@ TEST_CASE("--check-finite ends a training that overflows, and names the place") 
 }
 
 TEST_CASE("a signal ends the step, keeps a checkpoint, and training goes on from there") {
-  for (const int signal : {SIGINT, SIGTERM}) {
+  for (const int signal : {SIGINT, SIGTERM, SIGUSR2, SIGXCPU}) {
     const TemporaryFolder folder;
     const std::string kept = folder.path() + "/c", progress = folder.path() + "/progress";
     const auto ran = duet_test::duet_interrupted(
@@ -147,7 +147,7 @@ TEST_CASE("a signal ends ranks after the same step, and they go on from there") 
       {SIGINT, {"--mode", "ddp", "--workers", "thread"}},
       {SIGINT, {"--mode", "ddp", "--backend", "shm"}},
       {SIGTERM, {"--mode", "ddp", "--backend", "gloo"}},
-      {SIGTERM, {"--mode", "averaging"}}};
+      {SIGUSR1, {"--mode", "averaging"}}};
   for (const auto& [signal, mode] : jobs) {
     const TemporaryFolder folder;
     const std::string kept = folder.path() + "/c", progress = folder.path() + "/progress";

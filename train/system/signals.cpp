@@ -22,7 +22,9 @@ namespace duet::cli {
 namespace {
 
 constexpr std::chrono::duration<double> kInterval{0.1};
-constexpr std::array kNoted = {SIGPIPE, SIGINT, SIGTERM};  // the last one counts where ranks got different ones
+constexpr std::array kBeforeLimit = {SIGUSR1, SIGUSR2, SIGXCPU};  // schedulers send them before a time limit
+// The last one counts where ranks got different ones.
+constexpr std::array kNoted = {SIGPIPE, SIGUSR1, SIGUSR2, SIGXCPU, SIGINT, SIGTERM};
 
 std::atomic<int> noted{0};  // written by a signal handler, read by all threads
 static_assert(std::atomic<int>::is_always_lock_free);
@@ -109,12 +111,14 @@ void explain_bus_error(int signal, siginfo_t* info, void*) {
 void note_signals() {
   handle_once(SIGINT, note);
   handle_once(SIGTERM, note);
+  for (const int signal : kBeforeLimit) handle_unless_ignored(signal, note);  // SIGXCPU comes once a second
 }
 
 void note_closed_output() { handle_unless_ignored(SIGPIPE, note_if_output_closed); }
 
 void end_by_signals() {
   for (const int signal : {SIGINT, SIGTERM}) std::signal(signal, SIG_DFL);
+  for (const int signal : kBeforeLimit) handle_unless_ignored(signal, SIG_DFL);
   handle_unless_ignored(SIGPIPE, SIG_DFL);
   if (noted != 0) std::raise(noted);
 }

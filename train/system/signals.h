@@ -1,5 +1,5 @@
-// Signals: Ctrl-C, SIGTERM and a closed standard output, noted by the handler and handled at the end of the step; and
-// those of failed accesses to files.
+// Signals: Ctrl-C, SIGTERM, those that schedulers send before a time limit, and a closed standard output, noted by the
+// handler and handled at the end of the step; and those of failed accesses to files.
 #pragma once
 
 #include <cstdint>
@@ -12,12 +12,13 @@
 
 namespace duet::cli {
 
-/// From now on the first SIGINT or SIGTERM is only noted; a second one ends the process at once.
+/// From now on the first SIGINT or SIGTERM is only noted; a second one ends the process at once. SIGUSR1, SIGUSR2 and
+/// SIGXCPU are noted each time, unless they were ignored when this program started.
 void note_signals();
 /// From now on a write to a standard output whose reader has closed it fails, and SIGPIPE is noted. SIGPIPE that was
 /// ignored when this program started stays ignored.
 void note_closed_output();
-/// From now on SIGINT, SIGTERM and SIGPIPE end the process at once; one that was noted before does so now.
+/// From now on these signals and SIGPIPE end the process at once; one that was noted before does so now.
 void end_by_signals();
 /// The signal that was noted, or 0.
 int noted_signal();

@@ -4,6 +4,7 @@
 #include <chrono>
 #include <cstdlib>
 #include <cstring>
+#include <filesystem>
 #include <fstream>
 #include <set>
 #include <string>
@@ -142,8 +143,8 @@ TEST_CASE("what a rank has started does not outlive it") {
   for (int rank = 0; rank < 2; ++rank) CHECK(gone_within(std::stoi(outcome.out.at(rank).at(0)), 20s));
 }
 
-TEST_CASE("SIGINT, SIGTERM, SIGHUP and SIGQUIT to the launcher end all ranks; it exits with 128 and their number") {
-  const int signal = GENERATE(SIGINT, SIGTERM, SIGHUP, SIGQUIT);
+TEST_CASE("signals to the launcher that end its ranks end it too, with 128 and their number") {
+  const int signal = GENERATE(SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2, SIGXCPU);
   Launcher launcher;
   const auto begin = Clock::now();
   ::kill(launcher.pid, signal);
@@ -158,6 +159,21 @@ TEST_CASE("a second Ctrl-C kills ranks that do not end at the first") {
   const auto first = Clock::now();
   ::kill(launcher.pid, SIGINT);
   for (int rank = 0; rank < 2; ++rank) {
+TEST_CASE("signals that announce a time limit reach ranks, which continue if they handle them") {
+  const Scratch scratch;
+  const std::string ready = scratch.path("ready");
+  for (const char* const signal : {"USR1", "USR2", "XCPU", "CONT"}) {
+    CAPTURE(signal);
+    std::filesystem::remove(ready);
+    const std::string script = concat("trap 'told=", signal, "' ", signal, "; if [ $RANK = 1 ]; then touch ", ready,
+                                      "; else until [ -e ", ready, " ]; do sleep 0.01; done; kill -", signal,
+                                      " $PPID; fi; until [ \"$told\" ]; do sleep 0.01; done; echo $told");
+    const Outcome outcome = run(2, {"/bin/sh", "-c", script});
+    CHECK(outcome.result.exit_code == 0);
+    for (int rank = 0; rank < 2; ++rank) CHECK(outcome.out.at(rank) == std::vector<std::string>{signal});
+  }
+}
+
     const std::string line = launcher.line();
     INFO("after " << duet::microseconds_since(first) << " us; a rank that does not print is killed after 60 s");
     CHECK(line == "signalled");
