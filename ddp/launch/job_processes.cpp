@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
+#include <chrono>
 #include <cstdint>
 #include <cstring>
 #include <ctime>
@@ -25,6 +26,7 @@ namespace {
 
 constexpr int kReadsAtOnce = 16;  // more than a full pipe, but a rank that never stops must not hold up the others
 constexpr std::size_t kMaxLine = std::size_t{1} << 20;
+constexpr std::chrono::seconds kRedraw{1};
 
 std::vector<char*> pointers(const std::vector<std::string>& texts) {
   std::vector<char*> list;
@@ -71,20 +73,31 @@ void LineReader::read(const std::function<void(std::string_view)>& on_line) {
     if (got < 0 && errno == EAGAIN) return;
     if (got <= 0) {
       source_.close();
-      if (!rest_.empty()) on_line(rest_);
-      rest_.clear();
+      if (!rest_.empty()) rest_ += '\n', hand_on_lines(on_line);
       return;
     }
     ++reads;
     rest_.append(bytes.data(), static_cast<std::size_t>(got));
-    std::size_t begin = 0;
-    for (std::size_t end; (end = rest_.find('\n', begin)) != std::string::npos; begin = end + 1)
-      on_line(std::string_view(rest_).substr(begin, end - begin));
-    rest_.erase(0, begin);
+    hand_on_lines(on_line);
     if (rest_.size() < kMaxLine) continue;
     on_line(rest_);
     rest_.clear();
   }
+}
+
+void LineReader::hand_on_lines(const std::function<void(std::string_view)>& on_line) {
+  const auto now = Clock::now();
+  std::size_t begin = 0;
+  for (std::size_t end; (end = rest_.find_first_of("\r\n", begin)) != std::string::npos;) {
+    const std::size_t next = rest_.find_first_not_of('\r', end);
+    if (next == std::string::npos) break;  // the line may end here, or be redrawn
+    const bool ends = rest_[next] == '\n';
+    const bool shows = ends || (end > begin && now - redrawn_ >= kRedraw);
+    if (shows) on_line(std::string_view(rest_).substr(begin, end - begin));
+    if (shows && !ends) redrawn_ = now;
+    begin = ends ? next + 1 : next;
+  }
+  rest_.erase(0, begin);
 }
 
 RankProcess::RankProcess(const std::string& name, const std::vector<std::string>& command,

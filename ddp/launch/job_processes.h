@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "lib/base/descriptor.h"
+#include "lib/monotonic.h"
 
 namespace duet::ddp {
 
@@ -22,7 +23,8 @@ struct Pipe {
 /// Throws CommError when there are no descriptors left.
 Pipe make_pipe();
 
-/// Hands on what a pipe brings in whole lines.
+/// Hands on what a pipe brings in whole lines. Of a line that is redrawn after carriage returns (a progress bar), hands
+/// on the last state, and before it one a second.
 class LineReader {
  public:
   LineReader() = default;
@@ -33,8 +35,11 @@ class LineReader {
   void read(const std::function<void(std::string_view line)>& on_line);
 
  private:
+  void hand_on_lines(const std::function<void(std::string_view line)>& on_line);
+
   Descriptor source_;
   std::string rest_;
+  Clock::time_point redrawn_{};  // when a state of a line was handed on
 };
 
 class RankProcess {

@@ -131,6 +131,11 @@ TEST_CASE("output comes in whole lines") {
   }
 }
 
+TEST_CASE("of a line that is redrawn, the first state in a second and the last are passed on") {
+  const Outcome outcome = run(1, {"/usr/bin/printf", "\r10%%\r20%%\r30%%\nplain\r\n\n\rlast\r"});
+  CHECK(outcome.out.at(0) == std::vector<std::string>{"10%", "30%", "plain", "", "last"});
+}
+
 TEST_CASE("a rank that never stops printing does not hold up the end of the job") {
   const Outcome outcome = run(2, {"/bin/sh", "-c", "if [ $RANK = 1 ]; then sleep 0.1; exit 5; fi; exec yes"});
   CHECK(outcome.result.message == "rank 1 ended with exit code 5");
@@ -154,11 +159,6 @@ TEST_CASE("signals to the launcher that end its ranks end it too, with 128 and t
   for (const pid_t rank : launcher.ranks) CHECK_FALSE(alive(rank));
 }
 
-TEST_CASE("a second Ctrl-C kills ranks that do not end at the first") {
-  Launcher launcher("stubborn");
-  const auto first = Clock::now();
-  ::kill(launcher.pid, SIGINT);
-  for (int rank = 0; rank < 2; ++rank) {
 TEST_CASE("signals that announce a time limit reach ranks, which continue if they handle them") {
   const Scratch scratch;
   const std::string ready = scratch.path("ready");
@@ -174,6 +174,11 @@ TEST_CASE("signals that announce a time limit reach ranks, which continue if the
   }
 }
 
+TEST_CASE("a second Ctrl-C kills ranks that do not end at the first") {
+  Launcher launcher("stubborn");
+  const auto first = Clock::now();
+  ::kill(launcher.pid, SIGINT);
+  for (int rank = 0; rank < 2; ++rank) {
     const std::string line = launcher.line();
     INFO("after " << duet::microseconds_since(first) << " us; a rank that does not print is killed after 60 s");
     CHECK(line == "signalled");
