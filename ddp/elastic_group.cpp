@@ -275,15 +275,23 @@ std::unique_ptr<ProcessGroup> make_elastic_group(const ElasticOptions& options) 
         std::make_shared<PrefixStore>(store, concat("generation/", generation, "/")), check);
     const std::vector<int> hosts = options.host < 0 ? std::vector<int>{} : hosts_of(*own, rank, size, options);
     const auto [least, most] = std::ranges::minmax_element(hosts);
-    return connect({.backend = hosts.empty() || *least != *most ? options.backend : "shm",
-                    .connect_timeout = options.join_timeout,
-                    .group = {.timeout = options.timeout},
-                    .address = options.address,
-                    .hosts = hosts,
-                    .device = options.device,
-                    .interface = options.interface,
-                    .check = check},
-                   own, rank, size);
+    ConnectOptions over{.backend = hosts.empty() || *least != *most ? options.backend : "auto",
+                        .connect_timeout = options.join_timeout,
+                        .group = {.timeout = options.timeout},
+                        .address = options.address,
+                        .hosts = hosts,
+                        .device = options.device,
+                        .interface = options.interface,
+                        .check = check};
+    if (over.backend == "auto") try {
+        over.backend = "shm";
+        over.hosts.clear();
+        return connect(over, own, rank, size);
+      } catch (const CommError&) {  // on all ranks alike, unless one was lost
+        check();
+        over.backend = "tcp";
+      }
+    return connect(over, own, rank, size);
   };
   fault_point("init");
   auto group = std::make_unique<ElasticGroup>(std::move(memory), options.rank, process, store, options.backend,

@@ -33,7 +33,9 @@ class ElasticGroup final : public ProcessGroup {
   /// Waits until all ranks have ended their training, and helps to replace those that are lost before.
   ~ElasticGroup() override;
 
-  const char* backend() const override { return backend_.c_str(); }
+  const char* backend() const override {
+    return inner_ != nullptr && backend_ == "auto" ? inner_->backend() : backend_.c_str();
+  }
   std::shared_ptr<Storage> shared_storage(std::size_t bytes) override;
 
  protected:
@@ -70,7 +72,7 @@ class ElasticGroup final : public ProcessGroup {
 
 struct ElasticOptions {
   int rank = 0, ranks = 0;
-  std::string backend = "shm";        // or "tcp", "nccl"
+  std::string backend = "auto";       // shm where it can be had, else tcp; or one of these, or nccl
   std::shared_ptr<Store> store{};     // null: a file of the launcher's, for ranks on one host
   std::string address = "127.0.0.1";  // of this rank, where the others reach it
   int host = -1;                      // the number of this one, of several; -1: there is one

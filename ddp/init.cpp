@@ -350,7 +350,7 @@ bool is_elastic(const InitOptions& options, const Rendezvous& meeting) {
 std::unique_ptr<ProcessGroup> meet_elastic(const InitOptions& options, const Rendezvous& meeting) {
   ElasticOptions elastic{.rank = meeting.rank,
                          .ranks = meeting.world_size,
-                         .backend = options.backend == "auto" ? "shm" : options.backend,
+                         .backend = options.backend,
                          .timeout = options.timeout,
                          .join_timeout = options.join_timeout};
   if (options.backend == "nccl") {

@@ -74,13 +74,13 @@ Ran without_loopback(const Arguments& arguments) {
 }  // namespace
 
 TEST_CASE("ranks whose shared memory the limit on files forbids do without it") {
-  for (const Arguments& mode : {kDdp, kThreads}) {
+  for (const Arguments& mode : {kDdp, kDdp + Arguments{"--elastic"}, kThreads}) {
     const Scratch folder;
     const std::string result = folder.path("result");
     const Ran ran = with_files_of(1 << 17, kTrain + mode + Arguments{"--epochs", "1", "--result", result});
     INFO(mode.back() << "\n" << ran.err);
     REQUIRE(ran.status == 0);
-    CHECK(duet::cli::run_from_json(duet_test::read_text(result)).backend == (mode == kDdp ? "tcp" : "memory"));
+    CHECK(duet::cli::run_from_json(duet_test::read_text(result)).backend == (mode == kThreads ? "memory" : "tcp"));
   }
   CHECK(with_files_of(0, {"launch", "-n", "2", "--", "true"}).status == 0);
 }
