@@ -149,6 +149,7 @@ void FileStore::check_owner() const {
   struct stat status {};
   require<CommError>(::fstat(file_.get(), &status) == 0, "cannot read the store ", path_, ": ", last_errno);
   require<CommError>(status.st_uid == ::geteuid(), "the store ", path_, " is another user's");
+  require<CommError>(status.st_nlink <= 1, "the store ", path_, " is a hard link to a file with another name");
   require<CommError>((status.st_mode & 077) == 0, "the store ", path_,
                      ": others than its owner can read or write it; chmod 600 would help");
 }

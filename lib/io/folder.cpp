@@ -71,10 +71,15 @@ std::string own_name(const std::string& run) {
                 since.data());
 }
 
+/// Whether a file has no other name: others who may write to the folder may have linked a file of this user there.
+bool has_one_name(const struct stat& status) { return S_ISREG(status.st_mode) && status.st_nlink == 1; }
+
 /// The name that the lock's holder has written; it may not have done so yet.
 std::string holder_of(const Descriptor& file) {
   std::array<char, 512> text{};
-  const ssize_t got = ::pread(file.get(), text.data(), text.size(), 0);
+  struct stat status {};
+  const bool names = ::fstat(file.get(), &status) == 0 && has_one_name(status);
+  const ssize_t got = names ? ::pread(file.get(), text.data(), text.size(), 0) : 0;
   return got > 0 ? printable({text.data(), static_cast<std::size_t>(got)}) : "another process";
 }
 
@@ -99,6 +104,8 @@ FolderLock::FolderLock(const std::string& folder, const std::string& run)
                        ": wait for its end or use another folder");
   const std::string name = own_name(run);
   // The lock holds without the name, too.
+  struct stat status {};
+  if (::fstat(file_.get(), &status) != 0 || !has_one_name(status) || status.st_uid != ::geteuid()) return;
   if (::ftruncate(file_.get(), 0) != 0 || ::pwrite(file_.get(), name.data(), name.size(), 0) < 0) return;
 }
 

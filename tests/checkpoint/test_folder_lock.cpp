@@ -57,6 +57,18 @@ TEST_CASE("the lock of a run that was killed is gone with it") {
   CHECK_NOTHROW(FolderLock(scratch.folder()));
 }
 
+TEST_CASE("a lock does not write to a file that has another name") {
+  const Scratch scratch, other;
+  duet_test::write_text(other.path("precious"), "content");
+  std::filesystem::create_hard_link(other.path("precious"), scratch.path(".duet.lock"));
+  {
+    const FolderLock lock(scratch.folder());
+    CHECK_THROWS_WITH(FolderLock(scratch.folder()), ContainsSubstring("is written by another process"));
+  }
+  CHECK(duet_test::read_text(other.path("precious")) == "content");
+  CHECK(scratch.names().empty());
+}
+
 TEST_CASE("a save removes old checkpoints of its own series only") {
   const Scratch scratch;
   for (const std::int64_t step : {1, 2}) duet::save_checkpoint(scratch.folder(), at_step(step, "another"));
