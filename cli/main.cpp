@@ -9,6 +9,7 @@
 #include "ddp/launch/launch.h"
 #include "ddp/launch/rank_output.h"
 #include "lib/base/descriptor.h"
+#include "lib/base/text.h"
 #include "lib/error.h"
 #include "train/options/options.h"
 #include "train/system/signals.h"
@@ -26,7 +27,8 @@ int run(const LaunchOptions& options, const std::string&) {
   job.on_remark = [](const std::string& text) { ddp::write_all(STDERR_FILENO, concat("duet: ", text, "\n")); };
   const ddp::LaunchResult result = ddp::launch(job);
   const std::string report = result.report.empty() ? "" : result.report + "\n";
-  if (!result.message.empty()) ddp::write_if_read(STDERR_FILENO, concat("duet: ", result.message, "\n", report));
+  if (!result.message.empty())
+    ddp::write_if_read(STDERR_FILENO, concat("duet: ", printable(result.message, "\n"), "\n", report));
   return result.exit_code;
 }
 

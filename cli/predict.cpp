@@ -41,7 +41,7 @@ Results with_model(const std::string& place) {
 void print_links(const PredictOptions& options, std::FILE* out) {
   const auto print = [&](const std::string& called, const std::string& what, const Link& link,
                          const std::string& source) {
-    std::fprintf(out, "%s  %s: %s, %s\n         %s\n", flush_left(called, 7).c_str(), what.c_str(),
+    std::fprintf(out, "%s  %s: %s, %s\n         %s\n", flush_left(called, 7).c_str(), printable(what).c_str(),
                  rate_text(link.hop).c_str(), name(link.algorithm), source.c_str());
   };
   for (const NamedLink& link : named_links()) print(link.name, link.title, link.link, link.source);

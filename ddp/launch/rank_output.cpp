@@ -250,8 +250,8 @@ void RankOutput::write(int rank, bool is_stderr, std::string_view line) {
     thread_.note_failure(errno);
 }
 
-void remark(const LaunchOptions& options, LaunchOutput& output, const std::string& text) {
-  output.post_remark(text.size(), [&options, text] {
+void remark(const LaunchOptions& options, LaunchOutput& output, const std::string& said) {
+  output.post_remark(said.size(), [&options, text = printable(said, "\n")] {  // of other launchers, and of ranks
     if (options.on_remark)
       options.on_remark(text);
     else

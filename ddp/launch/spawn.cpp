@@ -17,6 +17,7 @@
 #include "lib/base/descriptor.h"
 #include "lib/base/environment.h"
 #include "lib/base/recovery.h"
+#include "lib/base/text.h"
 #include "lib/error.h"
 
 namespace duet::ddp {
@@ -24,7 +25,8 @@ namespace duet::ddp {
 namespace {
 
 /// Writes a remark of the launcher at once.
-void remark(const LaunchOptions& options, const std::string& text) {
+void remark(const LaunchOptions& options, const std::string& said) {
+  const std::string text = printable(said, "\n");  // of ranks, and of other launchers
   if (options.on_remark)
     options.on_remark(text);
   else

@@ -38,21 +38,36 @@ inline std::string to_hex(std::span<const std::byte> bytes) {
   return text;
 }
 
-/// Control characters as \n, \t or \x1b; all else stays as it is, UTF-8 too.
-inline std::string printable(std::string_view text) {
+/// Bytes of the first character in UTF-8; 0 if it is a control character (C0, DEL, C1), or isn't UTF-8: terminals take
+/// a byte such as 0x9b for the start of a command.
+inline std::size_t shown_bytes(std::string_view text) {
+  const auto at = [&](std::size_t i) { return i < text.size() ? static_cast<unsigned char>(text[i]) : 0U; };
+  const unsigned first = at(0);
+  if (first < 0x80) return first >= 0x20 && first != 0x7f ? 1 : 0;
+  if (first < 0xc2 || first > 0xf4) return 0;
+  const std::size_t bytes = first < 0xe0 ? 2 : first < 0xf0 ? 3 : 4;
+  unsigned code = first & (0xffU >> (bytes + 1));
+  for (std::size_t i = 1; i < bytes; ++i) {
+    if ((at(i) & 0xc0) != 0x80) return 0;
+    code = code << 6 | (at(i) & 0x3f);
+  }
+  const unsigned least = bytes == 2 ? 0xa0 : bytes == 3 ? 0x800 : 0x10000;  // shorter forms spell the others
+  return code >= least && code < 0x110000 && code >> 11 != 0x1b ? bytes : 0;
+}
+
+/// Makes text of a file or of another process safe to show on a terminal: control characters and bytes that aren't
+/// UTF-8 become \n, \t or \x1b, unless they are among those of `kept`.
+inline std::string printable(std::string_view text, std::string_view kept = "") {
   std::string out;
-  for (std::size_t i = 0; i < text.size(); ++i) {
-    const auto byte = static_cast<unsigned char>(text[i]);
-    // In UTF-8 the control characters above 0x7f are two bytes.
-    const bool high = byte == 0xc2 && i + 1 < text.size() && (static_cast<unsigned char>(text[i + 1]) & 0xe0) == 0x80;
-    if (byte >= 0x20 && byte != 0x7f && !high)
-      out += text[i];
-    else if (byte == '\n')
-      out += "\\n";
-    else if (byte == '\t')
-      out += "\\t";
-    else
-      out += "\\x" + to_hex(std::as_bytes(std::span(&text[high ? ++i : i], 1)));
+  for (std::size_t bytes; !text.empty(); text.remove_prefix(bytes)) {
+    bytes = shown_bytes(text);
+    if (bytes == 0 && kept.find(text[0]) != kept.npos) bytes = 1;
+    if (bytes > 0) {
+      out += text.substr(0, bytes);
+      continue;
+    }
+    bytes = 1;
+    out += text[0] == '\n' ? "\\n" : text[0] == '\t' ? "\\t" : "\\x" + to_hex(std::as_bytes(std::span(text.data(), 1)));
   }
   return out;
 }

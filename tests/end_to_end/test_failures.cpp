@@ -36,7 +36,8 @@ class Fault {
 }  // namespace
 
 TEST_CASE("names that hold newlines and escapes are printed on one line, as such") {
-  const std::string name = "a\nb\x1b[31m\xc2\x9b\xc3\xa4", shown = "a\\nb\\x1b[31m\\x9b\xc3\xa4";
+  const std::string name = "a\nb\x1b[31m\xc2\x9b\x9b\xe0\x82\x9b\xc3\xa4\xe2\x82\xac",
+                    shown = "a\\nb\\x1b[31m\\xc2\\x9b\\x9b\\xe0\\x82\\x9b\xc3\xa4\xe2\x82\xac";
   const TemporaryFolder folder;
   const std::string file = folder.path() + "/tensors",
                     text = R"({"a\nb":{"dtype":"F33","shape":[],"data_offsets":[0,0]}})";

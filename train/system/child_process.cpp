@@ -84,7 +84,7 @@ Child::~Child() {
   try {
     end();
   } catch (const std::exception& error) {
-    std::fprintf(stderr, "duet: %s\n", error.what());
+    std::fprintf(stderr, "duet: %s\n", printable(error.what()).c_str());
   }
 }
 
