@@ -28,8 +28,14 @@ void DeviceTurns::run(FunctionRef<void(int)> task) {
 void DeviceTurns::wait_begins() {
   if (next_ < end_)
     threads_.push_back(start_thread(concat("a thread for replica ", next_, " on device ", device_), [this] {
-      backend(device_.kind).bind_thread(device_);
+      std::exception_ptr unbound;
+      try {
+        backend(device_.kind).bind_thread(device_);
+      } catch (...) {
+        unbound = std::current_exception();
+      }
       turn_.lock();
+      if (unbound != nullptr) failure_ = unbound, next_ = end_;
       run_rest();
       turn_.unlock();
     }));

@@ -94,7 +94,7 @@ class Lifeline {
       buffer_->abortWaitRecv();
       buffer_->waitRecv(kNoTime);
       return {};
-    } catch (const gloo::IoException& error) {
+    } catch (const gloo::Exception& error) {
       return plain(error);
     }
   }

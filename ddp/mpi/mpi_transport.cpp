@@ -24,6 +24,7 @@
 #include <cstdio>
 #include <cstring>
 #include <deque>
+#include <exception>
 #include <iterator>
 #include <list>
 #include <map>
@@ -310,7 +311,7 @@ class MpiMessages {
       for (MPI_Status status{}; ended(incoming_request_, status); receive_packet()) sort_packet(status.MPI_SOURCE);
       std::erase_if(outgoing_, [&](Outgoing& one) { return ended(one.request); });
       std::erase_if(moving_, [](Message* one) { return finish_transfers(*one); });
-    } catch (const CommError& error) {
+    } catch (const std::exception& error) {
       broken_ = error.what();
       failed_ = true;
       throw;
@@ -462,7 +463,7 @@ class MpiMessages {
     while (!stopping_.wait_for(lock, kAttendEvery, [this] { return stopped_; })) {
       try {
         progress();
-      } catch (const CommError&) {  // it is kept for those who wait
+      } catch (const std::exception&) {  // it is kept for those who wait
       }
     }
   }

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <exception>
 #include <future>
 #include <utility>
 
@@ -334,7 +335,7 @@ void Communicator::await_loss(Lock& lock) {
 
 /// Returns the text to be thrown. The first failure counts. Releases the caller's lock while other ranks are notified,
 /// which may take long.
-std::string Communicator::abort(Lock& lock, const std::string& operation, const Error& error) {
+std::string Communicator::abort(Lock& lock, const std::string& operation, const std::exception& error) {
   std::string why = error.what();
   if (!closing_) await_loss(lock);
   if (failure_.empty() && dynamic_cast<const RemoteError*>(&error) != nullptr) {
@@ -516,7 +517,7 @@ void Communicator::watch() {
     const std::string oldest = pending_.empty() ? "the group" : pending_.front()->name;
     try {
       check_progress(lock);
-    } catch (const Error& error) {
+    } catch (const std::exception& error) {
       abort(lock, oldest, error);
     }
     changed_.wait_for(lock, kWatchEvery, [this] { return stopping_; });

@@ -7,6 +7,7 @@
 #include <condition_variable>
 #include <cstdint>
 #include <deque>
+#include <exception>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -116,7 +117,7 @@ class Communicator {
   void compare_headers(Lock& lock);
   void check_peers(Lock& lock, const Operation& oldest);
   void await_loss(Lock& lock);
-  std::string abort(Lock& lock, const std::string& operation, const Error& error);
+  std::string abort(Lock& lock, const std::string& operation, const std::exception& error);
   void start_abort();
   void abort_now(Lock& lock);
   void drain(Lock& lock);

@@ -8,6 +8,7 @@
 #include <array>
 #include <cerrno>
 #include <chrono>
+#include <exception>
 #include <new>
 #include <span>
 
@@ -25,14 +26,19 @@ using namespace std::chrono_literals;
 namespace {
 
 constexpr std::size_t kPieceBytes = 64 << 10;
+constexpr auto kPaused = 1s;  // a wait that is late by more was not the other end's
 
-/// False if the socket is not ready by then.
+/// False if the socket is not ready by then. Time in which this process was stopped doesn't count: the other end may
+/// have been stopped with it.
 bool poll_until(int socket, short events, Clock::time_point deadline) {
   for (;;) {
-    const auto left = std::clamp<Clock::duration>(deadline - Clock::now(), 0s, 60s);
+    const auto begin = Clock::now();
+    const auto left = std::clamp<Clock::duration>(deadline - begin, 0s, deadline == kNoDeadline ? 60s : 1s);
     pollfd ready{socket, events, 0};
     const auto ms = static_cast<int>(std::chrono::ceil<std::chrono::milliseconds>(left).count());
     if (::poll(&ready, 1, ms) > 0) return true;
+    const auto late = Clock::now() - begin - left;
+    if (late > kPaused && deadline != kNoDeadline) deadline += late;
     if (Clock::now() >= deadline) return false;
   }
 }
@@ -316,7 +322,7 @@ void Listener::accept_all() {
     try {
       if (!error) add(std::move(socket));
     } catch (const CommError&) {  // the caller has gone
-    } catch (const std::bad_alloc&) {
+    } catch (const std::exception&) {
       error = asio::error::no_memory;
     }
     const bool gave_up = error == asio::error::no_descriptors && spare_.open();
@@ -372,8 +378,7 @@ void Listener::make_room(std::unique_lock<std::mutex>& lock) {
 void Listener::run(Session& session) {
   try {
     serve_authenticated(session);
-  } catch (const CommError&) {  // its caller finds the connection closed
-  } catch (const std::bad_alloc&) {
+  } catch (const std::exception&) {  // its caller finds the connection closed
   }
   const std::lock_guard lock(mutex_);
   session.ended = session.over = true;

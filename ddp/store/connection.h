@@ -159,7 +159,7 @@ class Listener {
     /// Takes the connection out of the listener's hands.
     const std::function<Descriptor()> release;
   };
-  /// Serves a caller to its end. CommError and std::bad_alloc end it, too, and the others go on.
+  /// Serves a caller to its end. An exception ends its connection, and the others go on.
   using Serve = std::function<void(Caller&)>;
 
   /// Throws CommError with address, ports and errno when it cannot listen; `name` says who.

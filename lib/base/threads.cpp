@@ -141,13 +141,17 @@ bool take_cores(int first, int count) {
 }
 
 ThreadPool::ThreadPool(int workers, std::function<void(int)> started)
-    : workers_(workers), failures_(static_cast<std::size_t>(std::max(1, workers))) {
+    : workers_(workers), failures_(static_cast<std::size_t>(std::max(1, workers))), unstarted_(failures_.size()) {
   require<UsageError>(workers >= 1 && workers <= 4096, "a thread pool of ", workers, " threads, expected 1 to 4096");
   threads_.reserve(static_cast<std::size_t>(workers - 1));
   try {
     for (int w = 1; w < workers; ++w) {
       threads_.push_back(start_thread(concat("worker thread ", w, " of a pool of ", workers), [this, w, started] {
-        if (started) started(w);
+        try {
+          if (started) started(w);
+        } catch (...) {  // each run() throws it
+          unstarted_[static_cast<std::size_t>(w)] = std::current_exception();
+        }
         serve(w);
       }));
     }
@@ -196,6 +200,7 @@ void ThreadPool::run(int tasks, FunctionRef<void(int, int)> task) {
 void ThreadPool::work(int worker) {
   const int begin = job_.tasks * worker / workers_, end = job_.tasks * (worker + 1) / workers_;
   try {
+    if (const auto& failure = unstarted_[static_cast<std::size_t>(worker)]) std::rethrow_exception(failure);
     for (int i = begin; i < end; ++i) (*job_.task)(i, worker);
   } catch (...) {
     failures_[static_cast<std::size_t>(worker)] = std::current_exception();

@@ -23,7 +23,7 @@ namespace duet {
 class ThreadPool {
  public:
   /// Starts workers - 1 threads. `started(worker)` is called once in each of them, first of all (pinning, device
-  /// choice).
+  /// choice). What it throws, each run() throws.
   explicit ThreadPool(int workers, std::function<void(int)> started = {});
   ~ThreadPool();
   ThreadPool(const ThreadPool&) = delete;
@@ -48,11 +48,12 @@ class ThreadPool {
   int workers_;
   std::atomic<std::thread::id> runner_{};  // the thread in run()
   Job job_;
-  std::vector<std::exception_ptr> failures_;  // by worker; a worker stops at its first
-  std::atomic<std::uint32_t> round_{0};       // a new value starts a round; wraps around
-  std::atomic<std::uint32_t> busy_{0};        // workers that have not finished the round
-  std::atomic<int> parked_workers_{0};        // threads that wait in the kernel for a round
-  std::atomic<int> parked_caller_{0};         // whether the caller waits there for the workers
+  std::vector<std::exception_ptr> failures_;   // by worker; a worker stops at its first
+  std::vector<std::exception_ptr> unstarted_;  // by worker: what `started` threw there
+  std::atomic<std::uint32_t> round_{0};        // a new value starts a round; wraps around
+  std::atomic<std::uint32_t> busy_{0};         // workers that have not finished the round
+  std::atomic<int> parked_workers_{0};         // threads that wait in the kernel for a round
+  std::atomic<int> parked_caller_{0};          // whether the caller waits there for the workers
   std::atomic<bool> stopping_{false};
   std::vector<std::thread> threads_;
 };

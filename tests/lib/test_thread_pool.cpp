@@ -131,6 +131,15 @@ TEST_CASE("the start callback runs in each thread of a pool before its first tas
   CHECK_THROWS_AS(ThreadPool(5000), UsageError);
 }
 
+TEST_CASE("each run of a pool throws what the start callback threw in one of its threads, whose tasks don't run") {
+  ThreadPool pool(3, [](int worker) { require<UsageError>(worker != 2, "no device"); });
+  for (int round = 0; round < 2; ++round) {
+    std::atomic<int> ran{0};
+    CHECK_THROWS_WITH(pool.run(3, [&](int, int) { ++ran; }), "no device");
+    CHECK(ran == 2);
+  }
+}
+
 TEST_CASE("a pool of more threads than can be started names the limit, and leaves no thread behind") {
   std::string what;
   {
