@@ -107,8 +107,7 @@ SharedSegment::SharedSegment(Store& store, const std::string& key, int rank, int
     failure = error.what();
     if (rank == 0) store.set(key + "/path", "");
   }
-  meet(store, key, rank, size, timeout, failure);
-  const std::vector<std::string> failures = store.multi_get(rank_keys(key, size));
+  const std::vector<std::string> failures = meet(store, key, rank, size, timeout, failure);
   if (store.add(key + "/read", 1) == size) store.delete_prefix(key + "/");
   for (int peer = 0; peer < size; ++peer) {
     const std::string& text = failures[static_cast<std::size_t>(peer)];

@@ -227,23 +227,28 @@ void FileStore::wait_for(const std::vector<std::string>& keys, Milliseconds time
     if (waited < timeout) return false;
     throw CommError(concat(table_.timeout_message(keys, timeout), " (file ", path_, ")"));
   };
-  while (!look(std::chrono::floor<Milliseconds>(Clock::now() - begin))) std::this_thread::sleep_for(kPollEvery);
+  while (!look(std::chrono::floor<Milliseconds>(Clock::now() - begin)))
+    std::this_thread::sleep_for(std::min(kPollEvery, timeout));
 }
 
 std::vector<std::string> FileStore::request(StoreOp op, std::vector<std::string> strings, Milliseconds timeout) {
-  if (op == StoreOp::get || op == StoreOp::wait) wait_for(strings, timeout);
+  if (waits(op)) wait_for(strings, timeout);
   if (op == StoreOp::wait) return {};
   const Locked locked(*this, timeout);
   switch (op) {
     case StoreOp::set:
+    case StoreOp::post:
       for (std::size_t i = 0; i + 1 < strings.size(); i += 2) {
         table_.set(strings[i], strings[i + 1]);
         publish(strings[i]);
       }
       return {};
     case StoreOp::get:
+    case StoreOp::take:
       for (const std::string& key : strings)
         require<CommError>(table_.find(key) != nullptr, "the store's key ", key, " was deleted while it was read");
+      if (op == StoreOp::take)
+        for (const std::string& key : strings) write_record(kErase, key, "");
       break;
     case StoreOp::erase_prefix:
       for (const std::string& key : table_.keys_under(strings.at(0))) write_record(kErase, key, "");

@@ -31,6 +31,9 @@ std::int64_t Store::ask_number(StoreOp op, std::vector<std::string> strings) {
 }
 
 std::string Store::get(const std::string& key) { return ask_one(StoreOp::get, {key}); }
+std::string Store::take(const std::string& key, Milliseconds timeout) {
+  return request(StoreOp::take, {key}, timeout).at(0);
+}
 std::int64_t Store::add(const std::string& key, std::int64_t amount) {
   return ask_number(StoreOp::add, {key, std::to_string(amount)});
 }
@@ -60,7 +63,11 @@ void Store::multi_set(const std::vector<std::string>& keys, const std::vector<st
   request(StoreOp::set, std::move(pairs), timeout());
 }
 
-std::string Store::secret() { return compare_set("/duet/secret", "", random_bytes(kSecretBytes)); }
+std::string Store::secret() {
+  const std::lock_guard lock(secret_mutex_);
+  if (secret_.empty()) secret_ = compare_set("/duet/secret", "", random_bytes(kSecretBytes));
+  return secret_;
+}
 
 int Store::next_group(int rank) {
   const std::lock_guard lock(groups_mutex_);
@@ -79,9 +86,10 @@ PrefixStore::~PrefixStore() {
 }
 
 std::vector<std::string> PrefixStore::request(StoreOp op, std::vector<std::string> strings, Milliseconds timeout) {
-  const bool only_keys = op == StoreOp::get || op == StoreOp::wait || op == StoreOp::check;
+  const bool only_keys = waits(op) || op == StoreOp::check;
   for (std::size_t i = 0; i < strings.size(); ++i)
-    if (only_keys || i == 0 || (op == StoreOp::set && i % 2 == 0)) strings[i].insert(0, prefix_);
+    if (only_keys || i == 0 || ((op == StoreOp::set || op == StoreOp::post) && i % 2 == 0))
+      strings[i].insert(0, prefix_);
   return store_->request(op, std::move(strings), timeout);
 }
 
@@ -93,11 +101,15 @@ std::vector<std::string> StoreTable::answer(StoreOp op, const std::vector<std::s
   std::vector<std::string> out;
   switch (op) {
     case StoreOp::set:
+    case StoreOp::post:
       require<UsageError>(in.size() % 2 == 0, "store request set has ", in.size(), " arguments, expected pairs");
       for (std::size_t i = 0; i < in.size(); i += 2) set(in[i], in[i + 1]);
       return out;
     case StoreOp::get:
+    case StoreOp::take:
       for (const std::string& key : in) out.push_back(*find(key));
+      if (op == StoreOp::take)
+        for (const std::string& key : in) erase(key);
       return out;
     case StoreOp::wait: return out;
     case StoreOp::add: {
@@ -212,12 +224,11 @@ void MemoryStore::fail(const std::string& why) {
 
 std::vector<std::string> MemoryStore::request(StoreOp op, std::vector<std::string> strings, Milliseconds timeout) {
   std::unique_lock lock(mutex_);
-  if (op == StoreOp::get || op == StoreOp::wait) {
+  if (waits(op)) {
     Waiter waiter{.op = op, .keys = strings, .erasures = erasures_};
     if (const std::string* const missing = missing_key(waiter)) return wait_for(lock, waiter, *missing, timeout);
     return answer(op, strings);
   }
-  erasures_ += op == StoreOp::erase || op == StoreOp::erase_prefix;
   const auto serve = [&] {  // values are no keys, and cost a search
     for (const std::string& key : strings) serve_waiters(key);
   };
@@ -238,7 +249,8 @@ std::uint64_t MemoryStore::lookups() {
 
 std::vector<std::string> MemoryStore::answer(StoreOp op, const std::vector<std::string>& strings) {
   std::size_t bytes = 0;
-  if (op == StoreOp::get && check_answer_) {
+  erasures_ += op == StoreOp::erase || op == StoreOp::erase_prefix || op == StoreOp::take;
+  if ((op == StoreOp::get || op == StoreOp::take) && check_answer_) {
     for (const std::string& key : strings) bytes += table_.find(key)->size();
     check_answer_(strings.size(), bytes);
   }
@@ -258,8 +270,7 @@ std::vector<std::string> MemoryStore::wait_for(std::unique_lock<std::mutex>& loc
 }
 
 void MemoryStore::serve_waiters(const std::string& key) {
-  if (!table_.find(key)) return;
-  for (auto found = waiters_.find(key); found != waiters_.end(); found = waiters_.find(key)) {
+  for (auto found = waiters_.find(key); found != waiters_.end() && table_.find(key); found = waiters_.find(key)) {
     Waiter& waiter = *found->second;
     auto node = waiters_.extract(found);
     if (const std::string* const next = missing_key(waiter)) {
@@ -303,11 +314,11 @@ std::vector<std::string> rank_keys(const std::string& prefix, int size) {
   return keys;
 }
 
-void await_ranks(Store& store, const std::vector<std::string>& keys, int rank, const std::string& act,
-                 Milliseconds timeout) {
+std::vector<std::string> await_ranks(Store& store, const std::vector<std::string>& keys, int rank,
+                                     const std::string& act, Milliseconds timeout) {
   const Clock::time_point deadline = Clock::now() + timeout;
   try {
-    store.wait(keys, timeout);
+    return store.request(StoreOp::get, keys, timeout);
   } catch (const CommError&) {
     if (Clock::now() < deadline) throw;  // for another reason
     const std::string missing = rank_names(ranks_without_key(store, keys));
@@ -318,11 +329,11 @@ void await_ranks(Store& store, const std::vector<std::string>& keys, int rank, c
   }
 }
 
-void meet(Store& store, const std::string& prefix, int rank, int size, Milliseconds timeout, const std::string& text,
-          const std::string& act) {
+std::vector<std::string> meet(Store& store, const std::string& prefix, int rank, int size, Milliseconds timeout,
+                              const std::string& text, const std::string& act) {
   const std::vector<std::string> keys = rank_keys(prefix, size);
-  store.set(keys[static_cast<std::size_t>(rank)], text);
-  await_ranks(store, keys, rank, act, timeout);
+  store.post(keys[static_cast<std::size_t>(rank)], text);
+  return await_ranks(store, keys, rank, act, timeout);
 }
 
 std::vector<int> ranks_without_key(Store& store, const std::vector<std::string>& keys) {

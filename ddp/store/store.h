@@ -25,8 +25,22 @@ inline constexpr std::size_t kEntryBytes = 128;
 inline constexpr Milliseconds kClosePatience{10'000};  // for what a store says as it goes, which nobody waits for
 inline constexpr Milliseconds kStoreTimeout{300'000};
 
-/// What a store is asked. `wait` and `get` wait until all of their keys are set.
-enum class StoreOp : std::uint8_t { set, get, wait, add, check, compare_set, erase, count, append, erase_prefix };
+/// What a store is asked. `wait`, `get` and `take` wait until all of their keys are set.
+enum class StoreOp : std::uint8_t {
+  set,
+  get,
+  wait,
+  add,
+  check,
+  compare_set,
+  erase,
+  count,
+  append,
+  erase_prefix,
+  take,
+  post
+};
+constexpr bool waits(StoreOp op) { return op == StoreOp::get || op == StoreOp::wait || op == StoreOp::take; }
 
 /// Strings by name, shared by all ranks. Thread-safe. Keys have 1 to kMaxKeyBytes bytes and values at most
 /// kMaxValueBytes, all of them together kMaxTableBytes, else UsageError; a lost server or an unusable file is a
@@ -37,11 +51,15 @@ class Store {
 
   /// Sets a value and wakes the ranks that wait for it.
   void set(const std::string& key, const std::string& value) { multi_set({key}, {value}); }
+  /// Sets a value without waiting for a store on another host. An error is that of a later call, as of a lost store.
+  void post(const std::string& key, const std::string& value) { request(StoreOp::post, {key, value}, timeout()); }
   /// The value; blocks until it is set. Throws CommError that names the key after timeout().
   std::string get(const std::string& key);
   /// Blocks until all keys are set. Throws CommError that names the missing ones.
   void wait(const std::vector<std::string>& keys, Milliseconds timeout) { request(StoreOp::wait, keys, timeout); }
   void wait(const std::vector<std::string>& keys) { wait(keys, timeout()); }
+  /// Blocks until the key is set, deletes it, and returns its value, in one step. Throws CommError that names the key.
+  std::string take(const std::string& key, Milliseconds timeout);
   /// Adds to a number held as decimal digits and returns the sum. A missing key counts as 0. Throws CommError when the
   /// value is no number.
   std::int64_t add(const std::string& key, std::int64_t amount);
@@ -73,7 +91,7 @@ class Store {
   Milliseconds timeout() const { return timeout_; }
 
   /// The functions above, as one: `strings` are what StoreTable::answer() takes, and the result is its answer.
-  /// `timeout` is that of `get` and `wait`.
+  /// `timeout` is that of operations that wait.
   virtual std::vector<std::string> request(StoreOp op, std::vector<std::string> strings, Milliseconds timeout) = 0;
 
  protected:
@@ -84,6 +102,8 @@ class Store {
   std::int64_t ask_number(StoreOp op, std::vector<std::string> strings);
 
   Milliseconds timeout_;
+  std::mutex secret_mutex_;
+  std::string secret_;  // once asked for
   std::mutex groups_mutex_;
   std::map<int, int> groups_;  // by rank: threads of one process may share a store
 };
@@ -109,8 +129,9 @@ class PrefixStore final : public Store {
 /// above, and is then unchanged.
 class StoreTable {
  public:
-  /// `in` are keys (get, wait, check), keys and values in turn (set), or the arguments of the function of Store.
-  /// Numbers are decimal, true is "1". All keys of `get` must be there. Throws UsageError for other arguments.
+  /// `in` are keys (get, take, wait, check), keys and values in turn (set, post), or the arguments of the function of
+  /// Store. Numbers are decimal, true is "1". All keys of `get` and `take` must be there. Throws UsageError for other
+  /// arguments.
   std::vector<std::string> answer(StoreOp op, const std::vector<std::string>& in);
   void set(const std::string& key, std::string value);
   /// nullptr if the key is missing.
@@ -183,13 +204,13 @@ class MemoryStore final : public Store {
 std::string rank_names(const std::vector<int>& ranks, const std::string& kind = "rank");
 /// The ranks' keys in a store: "PREFIX/0", "PREFIX/1", ...
 std::vector<std::string> rank_keys(const std::string& prefix, int size);
-/// Waits for the keys of ranks 0, 1, ... (rank_keys()). Throws CommError that names those that set none, by `act`:
-/// "ranks 1, 3 of 4 did not join within 3000 ms (waiting on rank 0)".
-void await_ranks(Store& store, const std::vector<std::string>& keys, int rank, const std::string& act,
-                 Milliseconds timeout);
-/// Sets this rank's key, and awaits the others.
-void meet(Store& store, const std::string& prefix, int rank, int size, Milliseconds timeout,
-          const std::string& text = {}, const std::string& act = "connect");
+/// Waits for the keys of ranks 0, 1, ... (rank_keys()) and returns their values. Throws CommError that names those that
+/// set none, by `act`: "ranks 1, 3 of 4 did not join within 3000 ms (waiting on rank 0)".
+std::vector<std::string> await_ranks(Store& store, const std::vector<std::string>& keys, int rank,
+                                     const std::string& act, Milliseconds timeout);
+/// Sets this rank's key, awaits the others, and returns the texts of all.
+std::vector<std::string> meet(Store& store, const std::string& prefix, int rank, int size, Milliseconds timeout,
+                              const std::string& text = {}, const std::string& act = "connect");
 /// The ranks whose key of rank_keys() is not set; none if the store is lost.
 std::vector<int> ranks_without_key(Store& store, const std::vector<std::string>& keys);
 

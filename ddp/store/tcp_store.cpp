@@ -80,6 +80,7 @@ class StoreClient {
     StoreFrame reply;
     try {
       channel_->send(request, deadline);
+      if (request.code == static_cast<std::uint8_t>(StoreOp::post)) return {};
       reply = channel_->receive(deadline);
     } catch (const CommError& error) {
       connection_->end();
@@ -199,6 +200,8 @@ TcpStore::TcpStore(const TcpStoreOptions& asked) : Store(asked.timeout), parts_(
 
 TcpStore::~TcpStore() = default;
 
+Store& TcpStore::served() { return parts_->server.value().table(); }
+
 int TcpStore::port() const { return parts_->client->port(); }
 
 std::string TcpStore::secret() {
@@ -209,8 +212,8 @@ std::string TcpStore::secret() {
 std::string TcpStore::local_address() const { return parts_->client->local_address(); }
 
 std::vector<std::string> TcpStore::request(StoreOp op, std::vector<std::string> strings, Milliseconds timeout) {
-  const Milliseconds waits = op == StoreOp::get || op == StoreOp::wait ? timeout : Milliseconds(0);
-  return parts_->client->ask({static_cast<std::uint8_t>(op), waits.count(), std::move(strings)}, waits).strings;
+  const Milliseconds limit = waits(op) ? timeout : Milliseconds(0);
+  return parts_->client->ask({static_cast<std::uint8_t>(op), limit.count(), std::move(strings)}, limit).strings;
 }
 
 }  // namespace duet::ddp

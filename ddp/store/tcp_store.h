@@ -52,6 +52,8 @@ class TcpStore final : public Store {
 
   /// The port in use, also where 0 was asked for.
   int port() const;
+  /// Returns the store that this process serves, without a connection: its calls wait for no network. With `serve`.
+  Store& served();
   /// This side's address of the connection to the server: one that the other ranks can reach too.
   std::string local_address() const;
 

@@ -119,7 +119,12 @@ TcpStoreServer::~TcpStoreServer() { table_.fail("the store has ended"); }
 void TcpStoreServer::serve(Listener::Caller& client) {
   StoreChannel channel(client.connection, client.identity.session_key, true);
   for (;;) {
-    StoreFrame reply = answer(channel.receive(kNoDeadline));
+    StoreFrame request = channel.receive(kNoDeadline);
+    if (request.code == static_cast<std::uint8_t>(StoreOp::post)) {  // where it fails the caller loses the store
+      table_.request(StoreOp::post, std::move(request.strings), {});
+      continue;
+    }
+    StoreFrame reply = answer(std::move(request));
     try {
       channel.send(reply, kNoDeadline);
     } catch (const UsageError& error) {  // it is too large for one frame

@@ -71,6 +71,7 @@ class TcpStoreServer {
   TcpStoreServer(const TcpStoreServer&) = delete;
   TcpStoreServer& operator=(const TcpStoreServer&) = delete;
   int port() const { return listener_.port(); }
+  Store& table() { return table_; }
 
  private:
   void serve(Listener::Caller& client);

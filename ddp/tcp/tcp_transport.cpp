@@ -73,15 +73,14 @@ class Mesh {
                    .handshake_timeout = timeout,
                    .no_thread = [this](const std::string& cause) { end(cause); }},
                   [this](Listener::Caller& caller) { keep(caller); }) {
-    store.set(concat("tcp/address/", rank), concat(listener_.port(), ' ', address));
+    store.post(concat("tcp/address/", rank), concat(listener_.port(), ' ', address));
   }
 
   std::vector<Descriptor> connect() {
     const int size = static_cast<int>(newest_.size());
     const std::vector<std::string> addresses = rank_keys("tcp/address", size);
-    store_.wait(addresses, timeout_);
     std::vector<tcp::endpoint> lower;
-    const std::vector<std::string> places = store_.multi_get(addresses);
+    const std::vector<std::string> places = store_.request(StoreOp::get, addresses, timeout_);
     for (int peer = 0; peer < rank_; ++peer) lower.push_back(place_of(peer, places[static_cast<std::size_t>(peer)]));
     while (!call_missing(lower) && Clock::now() < deadline_) {
       std::this_thread::sleep_for(kConnectPause);

@@ -40,13 +40,16 @@ class C10dStore final : public ddp::Store {
     using ddp::StoreOp;
     switch (op) {
       case StoreOp::set:
+      case StoreOp::post:
         for (std::size_t i = 0; i + 1 < in.size(); i += 2) store_->set(in[i], in[i + 1]);
         return {};
       case StoreOp::wait: await(in, timeout); return {};
-      case StoreOp::get: {
+      case StoreOp::get:
+      case StoreOp::take: {
         await(in, timeout);
         std::vector<std::string> values;
         for (const std::string& key : in) values.push_back(store_->get_to_str(key));
+        for (std::size_t i = 0; op == StoreOp::take && i < in.size(); ++i) store_->deleteKey(in[i]);
         return values;
       }
       case StoreOp::add: return {std::to_string(store_->add(in.at(0), std::stoll(in.at(1))))};

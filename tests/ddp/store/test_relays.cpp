@@ -53,7 +53,7 @@ class RelayedStore final : public Store {
  public:
   RelayedStore() : Store(60s) {}
   std::vector<std::string> request(StoreOp op, std::vector<std::string> strings, Milliseconds timeout) override {
-    if (op == StoreOp::set && strings.at(0) == "tcp/address/0") {
+    if (op == StoreOp::post && strings.at(0) == "tcp/address/0") {
       target = std::stoi(strings.at(1));
       relay = std::make_unique<Proxy>("127.0.0.1", target, Trouble{});
       strings[1] = concat(relay->port(), " 127.0.0.1");

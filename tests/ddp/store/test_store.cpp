@@ -130,6 +130,20 @@ TEST_CASE("get and wait block until the key is set") {
   CHECK(got == "value");
 }
 
+TEST_CASE("each value of a key goes to one of those who take it") {
+  const Scratch scratch;
+  const auto [a, b] = any_pair(scratch, GENERATE(0, 1, 2));
+  a->post("key", "value");
+  CHECK(a->take("key", 60s) == "value");
+  CHECK_FALSE(b->check({"key"}));
+  MemoryStore store(60s);
+  std::thread one([&] { store.take("key", 60s); }), two([&] { store.take("key", 60s); });
+  for (int i = 0; i < 2; ++i)
+    while (store.compare_set("key", "", std::to_string(i)) != std::to_string(i)) std::this_thread::yield();
+  one.join();
+  two.join();
+}
+
 TEST_CASE("a key that is deleted while others are waited for is waited for again") {
   MemoryStore store(60s);
   std::vector<std::string> got;

@@ -88,7 +88,7 @@ class VisitedStore final : public Store {
  public:
   explicit VisitedStore(UnauthenticatedPeers& unauthenticated) : Store(60s), unauthenticated_(unauthenticated) {}
   std::vector<std::string> request(StoreOp op, std::vector<std::string> strings, Milliseconds timeout) override {
-    if (op == StoreOp::set) unauthenticated_.visit();
+    if (op == StoreOp::post) unauthenticated_.visit();
     return inner_.request(op, std::move(strings), timeout);
   }
 
