@@ -29,7 +29,8 @@ namespace {
 // A wait looks at its store in pauses of a small part of what it has taken: a new process starts for half a second.
 constexpr Milliseconds kLeastPause{1}, kMostPause{20};
 constexpr int kPauses = 50;
-constexpr std::int64_t kStatePiece = 16 << 20;  // bytes of a state that lie on a GPU at once
+constexpr Milliseconds kNoLimit = std::chrono::hours(24 * 365);  // the launcher has one
+constexpr std::int64_t kStatePiece = 16 << 20;                   // bytes of a state that lie on a GPU at once
 
 Milliseconds milliseconds_until(Clock::time_point deadline) {
   return std::chrono::ceil<Milliseconds>(deadline - Clock::now());
@@ -42,17 +43,18 @@ class CheckedStore final : public Store {
       : Store(store->timeout()), store_(std::move(store)), check_(std::move(check)) {}
   std::string secret() override { return store_->secret(); }
   std::vector<std::string> request(StoreOp op, std::vector<std::string> strings, Milliseconds timeout) override {
-    if (op != StoreOp::wait && op != StoreOp::get) return store_->request(op, std::move(strings), timeout);
-    const Clock::time_point begin = Clock::now();
-    while (!store_->check(strings)) {
-      const auto waited = std::chrono::floor<Milliseconds>(Clock::now() - begin);
-      for (const auto& key : strings)
-        require<CommError>(waited < timeout || store_->check({key}), "waited ", timeout.count(),
-                           " ms for the store's key ", key);
+    if (!waits(op)) return store_->request(op, std::move(strings), timeout);
+    for (const Clock::time_point begin = Clock::now();;) {
+      const Clock::time_point asked = Clock::now();
+      const auto waited = std::chrono::floor<Milliseconds>(asked - begin);
+      const auto pause = std::clamp(waited / kPauses, kLeastPause, kMostPause);
+      try {
+        return store_->request(op, strings, pause);
+      } catch (const CommError&) {
+        if (waited >= timeout || Clock::now() < asked + pause) throw;  // the latter: for another reason
+      }
       check_();
-      std::this_thread::sleep_for(std::clamp(waited / kPauses, kLeastPause, kMostPause));
     }
-    return store_->request(op, std::move(strings), store_->timeout());
   }
 
  private:
@@ -61,18 +63,17 @@ class CheckedStore final : public Store {
 };
 
 /// The hosts of a generation's ranks.
-std::vector<int> hosts_of(Store& store, int rank, int size, const ElasticOptions& options) {
-  meet(store, "host", rank, size, options.join_timeout, std::to_string(options.host), "join");
+std::vector<int> hosts_of(Store& store, int rank, int size, int host, Milliseconds limit) {
   std::vector<int> hosts;
-  for (const std::string& host : store.multi_get(rank_keys("host", size)))
-    hosts.push_back(parse_number<int>(host).value_or(0));
+  for (const std::string& text : meet(store, "host", rank, size, limit, std::to_string(host), "join"))
+    hosts.push_back(parse_number<int>(text).value_or(0));
   return hosts;
 }
 
 }  // namespace
 
 ElasticGroup::ElasticGroup(std::unique_ptr<JobMemory> memory, int rank, int process, std::shared_ptr<Store> store,
-                           std::string backend, Device device, ConnectGeneration connect)
+                           std::string backend, Device device, Milliseconds join_timeout, ConnectGeneration connect)
     : ProcessGroup(rank, memory->ranks()),
       memory_(std::move(memory)),
       member_(*memory_, process),
@@ -81,7 +82,7 @@ ElasticGroup::ElasticGroup(std::unique_ptr<JobMemory> memory, int rank, int proc
       device_(device),
       connect_(std::move(connect)),
       joins_(memory_->committed(process) == JobMemory::kNoState) {
-  if (!joins_) this->connect();
+  if (!joins_) inner_ = begin_connect(join_timeout)();
   Recovery::instance().set_group({.complete = [this](std::int64_t commits) { member_.commit(commits); },
                                   .recover = [this] { recover(); },
                                   .is_left = [this] { return member_.is_behind(generation_); },
@@ -104,11 +105,11 @@ ElasticGroup::~ElasticGroup() {
   recovery.reset_group();
 }
 
-void ElasticGroup::connect() {
+std::function<std::unique_ptr<ProcessGroup>()> ElasticGroup::begin_connect(Milliseconds limit) {
   const std::uint32_t generation = generation_;
   member_.begin_calls();
-  inner_ = connect_(generation, rank(), size(),
-                    [this, generation] { require<CommError>(!member_.is_behind(generation), "a rank was lost"); });
+  return connect_(generation, rank(), size(), limit,
+                  [this, generation] { require<CommError>(!member_.is_behind(generation), "a rank was lost"); });
 }
 
 void ElasticGroup::leave_generation() {
@@ -222,10 +223,11 @@ bool ElasticGroup::recover_once() {
   generation_ = member_.arrive();
   set_place(member_.place_of(member_.rank()), static_cast<int>(member_.members().size()));
   fault_point("agreement");
-  const std::optional<RecoveryPlan> plan = member_.await_plan(generation_);
-  if (!plan) return false;
   try {
-    connect();
+    const auto connect = begin_connect(kNoLimit);  // before there is a plan, as both take round trips between hosts
+    const std::optional<RecoveryPlan> plan = member_.await_plan(generation_);
+    if (!plan) return false;
+    inner_ = connect();
     exchange_state(*plan);
     Recovery::instance().regroup({rank(), size()});
     return true;
@@ -241,7 +243,11 @@ void ElasticGroup::exchange_state(const RecoveryPlan& plan) {
   const int source = member_.place_of(plan.source);
   const bool gives = rank() == source;
   std::vector<std::byte> state;
-  if (gives) state = recovery.state();
+  if (gives) {
+    require<CommError>(recovery.commits() == plan.commits, "the memory of the elastic job says that rank ", plan.source,
+                       " has made ", plan.commits, " commits, but it has made ", recovery.commits());
+    state = recovery.state();
+  }
   std::array<std::int64_t, 2> numbers = {static_cast<std::int64_t>(state.size()), noted()};  // 0 bytes on the others
   inner_->all_reduce(Buffer(std::span<std::int64_t>(numbers)), ReduceOp::max).wait();
   require_newest();
@@ -269,33 +275,39 @@ std::unique_ptr<ProcessGroup> make_elastic_group(const ElasticOptions& options) 
   const int process = parse_number<int>(number).value_or(-1);
   require<CommError>(ranks == options.ranks, "the memory of the elastic job is of ", ranks, " ranks, the job has ",
                      options.ranks);
-  const auto connect_generation = [=](std::uint32_t generation, int rank, int size,
+  const auto connect_generation = [=](std::uint32_t generation, int rank, int size, Milliseconds limit,
                                       const std::function<void()>& check) {
-    const auto own = std::make_shared<CheckedStore>(
-        std::make_shared<PrefixStore>(store, concat("generation/", generation, "/")), check);
-    const std::vector<int> hosts = options.host < 0 ? std::vector<int>{} : hosts_of(*own, rank, size, options);
-    const auto [least, most] = std::ranges::minmax_element(hosts);
-    ConnectOptions over{.backend = hosts.empty() || *least != *most ? options.backend : "auto",
-                        .connect_timeout = options.join_timeout,
-                        .group = {.timeout = options.timeout},
-                        .address = options.address,
-                        .hosts = hosts,
-                        .device = options.device,
-                        .interface = options.interface,
-                        .check = check};
-    if (over.backend == "auto") try {
-        over.backend = "shm";
-        over.hosts.clear();
-        return connect(over, own, rank, size);
-      } catch (const CommError&) {  // on all ranks alike, unless one was lost
-        check();
-        over.backend = "tcp";
-      }
-    return connect(over, own, rank, size);
+    const auto own =
+        std::make_shared<CheckedStore>(std::make_shared<PrefixStore>(store, generation_prefix(generation)), check);
+    std::vector<int> hosts;
+    if (options.host >= 0) {
+      own->secret();  // which is kept
+      hosts = hosts_of(*own, rank, size, options.host, limit);
+    }
+    return [=] {
+      const auto [least, most] = std::ranges::minmax_element(hosts);
+      ConnectOptions over{.backend = hosts.empty() || *least != *most ? options.backend : "auto",
+                          .connect_timeout = options.join_timeout,
+                          .group = {.timeout = options.timeout},
+                          .address = options.address,
+                          .hosts = hosts,
+                          .device = options.device,
+                          .interface = options.interface,
+                          .check = check};
+      if (over.backend == "auto") try {
+          over.backend = "shm";
+          over.hosts.clear();
+          return connect(over, own, rank, size);
+        } catch (const CommError&) {  // on all ranks alike, unless one was lost
+          check();
+          over.backend = "tcp";
+        }
+      return connect(over, own, rank, size);
+    };
   };
   fault_point("init");
   auto group = std::make_unique<ElasticGroup>(std::move(memory), options.rank, process, store, options.backend,
-                                              options.device, connect_generation);
+                                              options.device, options.join_timeout, connect_generation);
   group->set_store(std::make_shared<PrefixStore>(store, "user/"));
   return group;
 }

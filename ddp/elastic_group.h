@@ -15,10 +15,11 @@
 
 namespace duet::ddp {
 
-/// Connects the ranks of a generation, of which this one has the number `rank`. `check` throws CommError once there is
-/// a newer one; it is called while waiting.
-using ConnectGeneration = std::function<std::unique_ptr<ProcessGroup>(std::uint32_t generation, int rank, int ranks,
-                                                                      const std::function<void()>& check)>;
+/// Waits at most `limit` until all ranks of a generation are there, of which this one has the number `rank`, and
+/// returns a function that connects them. `check` throws CommError once there is a newer one; it is called while
+/// waiting.
+using ConnectGeneration = std::function<std::function<std::unique_ptr<ProcessGroup>()>(
+    std::uint32_t generation, int rank, int ranks, Milliseconds limit, const std::function<void()>& check)>;
 
 /// The group of all ranks that there are; one in a process. Its rank() and size() are those of the newest generation.
 /// Collectives of a step that fail because a rank was lost make it void, and those behind them do nothing; those of a
@@ -29,7 +30,7 @@ class ElasticGroup final : public ProcessGroup {
   /// Connects the ranks, or in a process that replaces a lost one does so when its training begins. `process`: the
   /// number of this one in the memory. `device`: where the buffers of its collectives lie.
   ElasticGroup(std::unique_ptr<JobMemory> memory, int rank, int process, std::shared_ptr<Store> store,
-               std::string backend, Device device, ConnectGeneration connect);
+               std::string backend, Device device, Milliseconds join_timeout, ConnectGeneration connect);
   /// Waits until all ranks have ended their training, and helps to replace those that are lost before.
   ~ElasticGroup() override;
 
@@ -45,7 +46,8 @@ class ElasticGroup final : public ProcessGroup {
   std::unique_ptr<ProcessGroup> connect_subset(const Subset& subset) const override;
 
  private:
-  void connect();
+  /// Returns a function that connects the newest generation, once all its ranks are there.
+  std::function<std::unique_ptr<ProcessGroup>()> begin_connect(Milliseconds limit);
   /// Agrees on the last complete step with the ranks of the newest generation, and takes the state after it.
   void recover();
   bool recover_once();

@@ -10,6 +10,7 @@
 #include <functional>
 #include <map>
 #include <set>
+#include <thread>
 #include <utility>
 
 #include "ddp/launch/launcher_link.h"
@@ -36,13 +37,13 @@ std::unique_ptr<TcpStore> make_store(const LaunchOptions& options, const JobMeet
                                                     .timeout = timeout});
 }
 
-const char* const kGreetings = "launchers/greeting/";
+const char* const kGreeting = "launchers/greeting";
 
 /// What is said of a launcher that is_silent().
 std::string silence() { return concat("has said nothing for ", kHostLimit.count() / 1000, " s"); }
 
-std::string prefix_of(const std::string& session, const char* direction) {
-  return concat("launchers/", session, "/", direction, "/");
+std::string key_of(const std::string& session, const char* direction) {
+  return concat("launchers/", session, "/", direction);
 }
 
 /// A host, the size of the job as its launcher was told, and a name for that launcher.
@@ -64,12 +65,12 @@ class ArbiterHosts final : public JobHosts {
   ArbiterHosts(const LaunchOptions& options, const JobMeeting& meeting, JobMemory& memory, JobArbiter& arbiter,
                int interrupts)
       : options_(options),
-        meeting_(meeting),
         memory_(memory),
         arbiter_(arbiter),
         interrupts_(interrupts),
         store_(make_store(options, meeting, true)),
-        greetings_(make_store(options, meeting, false), kGreetings, bell_, true),
+        table_(store_, &store_->served()),
+        greetings_(table_, kGreeting, bell_),
         watch_(memory, bell_),
         join_until_(Clock::now() + options.join_timeout) {
     for (int rank = 0; rank < options.nodes * options.ranks; ++rank)
@@ -95,14 +96,19 @@ class ArbiterHosts final : public JobHosts {
   std::vector<HostEvent> exchange(bool is_idle) override {
     bell_.reset();
     is_idle_ = is_idle;
+    arbiter_.require_own();
     for (const std::string& text : greetings_.take()) welcome(text);
     for (auto& [host, link] : links_) try {
         hear(host, *link);
+        for (Letterbox* const box : {static_cast<Letterbox*>(&link->inbox), static_cast<Letterbox*>(&link->outbox)})
+          if (const std::string lost = box->lost(); !lost.empty()) link->left = lost;
       } catch (const CommError& error) {
         link->left = error.what();
       }
+    require<CommError>(greetings_.lost().empty(), "the launchers of other hosts are not heard: ", greetings_.lost());
     lose_hosts();
     look_for_absent();
+    forget_generations();
     for (auto& [host, link] : links_) send(*link);
     std::erase_if(links_, [](const auto& one) { return one.second->ended; });
     return std::exchange(events_, {});
@@ -119,7 +125,8 @@ class ArbiterHosts final : public JobHosts {
   }
 
   std::vector<int> begin_again() override {
-    ++begun_;
+    table_->delete_prefix(prefix_of(begun_++));
+    forgotten_ = 0;
     for (auto& [host, link] : links_) link->starts.clear();
     std::vector<int> here;
     for (Place& place : places_) place.is_lost = place.is_begun = false;
@@ -153,15 +160,15 @@ class ArbiterHosts final : public JobHosts {
     bool is_lost = false;   // and not replaced yet
   };
   struct Link {
-    Link(Store& store, std::unique_ptr<Store> heard, const std::string& session, const JobMemory& memory,
-         const Bell& bell)
-        : inbox(std::move(heard), prefix_of(session, "reports"), bell),
-          outbox(store, prefix_of(session, "orders"), memory) {}
+    Link(const std::shared_ptr<Store>& table, const std::string& session, const JobMemory& memory, const Bell& bell)
+        : inbox(table, key_of(session, "reports"), bell), outbox(table, key_of(session, "orders"), bell, memory) {}
     Inbox inbox;
     Outbox outbox;
-    std::vector<Order::Start> starts{};
-    bool is_idle = false;  // no process runs there, nor is to start
-    bool told = false;     // to end
+    Backlog<Order::Start> starts{};
+    std::int64_t losses = 0;       // that were taken
+    std::int64_t told_starts = 0;  // in an order
+    bool is_idle = false;          // no process runs there, nor is to start
+    bool told = false;             // to end
     bool ended = false;
     std::string left{};  // why
   };
@@ -188,7 +195,9 @@ class ArbiterHosts final : public JobHosts {
     const int before = place.processes++;
     const bool is_first = !std::exchange(place.is_begun, true);
     if (place.host == 0) return Start::here;
-    links_.at(place.host)->starts.push_back({rank, before, is_first});
+    Link& link = *links_.at(place.host);
+    link.starts.items.push_back({rank, before, is_first});
+    link.is_idle = false;
     return Start::elsewhere;
   }
 
@@ -202,12 +211,12 @@ class ArbiterHosts final : public JobHosts {
     const int host = greeting.host;
     if (host < 1 || host >= options_.nodes || greeting.nodes != options_.nodes || greeting.ranks != options_.ranks)
       return refuse(greeting);
+    if (memory_.ended() || ended_) return tell(greeting, concat("host ", host, " has come when the job was over"));
     if (links_.contains(host)) lose_host(host, "was started again, or is there twice");
-    links_.emplace(
-        host, std::make_unique<Link>(*store_, make_store(options_, meeting_, false), greeting.session, memory_, bell_));
+    links_.emplace(host, std::make_unique<Link>(table_, greeting.session, memory_, bell_));
     for (int rank = 0; rank < static_cast<int>(places_.size()); ++rank) {
       Place& place = place_of(rank);
-      if (home_of(rank) != host || place.host != kNowhere || place.is_lost || memory_.ended()) continue;
+      if (home_of(rank) != host || place.host != kNowhere || place.is_lost) continue;
       place.host = host;
       start(rank);
     }
@@ -219,16 +228,28 @@ class ArbiterHosts final : public JobHosts {
     const std::string reason =
         concat("the launcher of host 0 has ", options_.nodes, " hosts of ", options_.ranks, " ranks, that of host ",
                greeting.host, " has ", greeting.nodes, " of ", greeting.ranks);
-    Outbox(*store_, prefix_of(greeting.session, "orders"), memory_).send(written(Order{begun_, {}, {}, 1, reason}));
+    tell(greeting, reason);
     events_.push_back({.kind = HostEvent::Kind::remarks, .text = reason + ": it is refused"});
+  }
+
+  /// Why it does not take part.
+  void tell(const Greeting& greeting, const std::string& reason) {
+    table_->set(key_of(greeting.session, "orders"), written(Order{.begun = begun_, .ended = 1, .reason = reason}));
+  }
+
+  /// Once all have arrived for a generation none of its ranks uses the keys of those before.
+  void forget_generations() {
+    for (const std::uint32_t planned = memory_.planned(); forgotten_ + 1 < planned; ++forgotten_)
+      table_->delete_prefix(prefix_of(begun_) + generation_prefix(forgotten_));
   }
 
   void hear(int host, Link& link) {
     for (const std::string& text : link.inbox.take()) {
       const Report report = read<Report>(text);
+      link.starts.forget(report.taken);
       for (const JobLine& line : report.lines)
         if (is_current(host, line.rank, line.replacement)) arbiter_.take(line);
-      for (const Report::Loss& loss : report.losses) {
+      for (const Report::Loss& loss : report.losses.take(link.losses)) {
         if (!is_current(host, loss.rank, loss.replacement)) continue;
         place_of(loss.rank).is_lost = true;
         events_.push_back({.kind = HostEvent::Kind::lost,
@@ -236,7 +257,7 @@ class ArbiterHosts final : public JobHosts {
                            .phase = static_cast<Phase>(loss.phase),
                            .text = loss.how});
       }
-      link.is_idle = report.is_idle != 0 && report.orders == link.outbox.sent() && link.starts.empty();
+      link.is_idle = report.is_idle != 0 && report.taken == link.starts.end();
       link.ended = link.ended || report.ended == Report::End::well || report.ended == Report::End::failed;
       if (report.ended == Report::End::left) link.left = report.failure;
       if (report.ended == Report::End::well && !memory_.ended() && !link.told) link.left = "all has ended there";
@@ -274,7 +295,7 @@ class ArbiterHosts final : public JobHosts {
   /// Its launcher is told, as it may only have been stopped.
   void lose_host(int host, const std::string& how) {
     links_.at(host)->outbox.send(
-        written(Order{begun_, arbiter_.decisions(), {}, 1, concat("host ", host, " counts as lost, as it ", how)}));
+        written(Order{.begun = begun_, .ended = 1, .reason = concat("host ", host, " counts as lost, as it ", how)}));
     links_.erase(host);
     bool first = true;
     for (int rank = 0; rank < static_cast<int>(places_.size()); ++rank) {
@@ -290,20 +311,20 @@ class ArbiterHosts final : public JobHosts {
   }
 
   void send(Link& link) {
-    if (link.ended || link.told || (link.starts.empty() && !ended_ && !link.outbox.is_due())) return;
+    const bool has_news = link.starts.end() != std::exchange(link.told_starts, link.starts.end()) || ended_;
+    if (link.ended || link.told || (!has_news && !link.outbox.is_due())) return;
     link.outbox.note_changes();
-    link.outbox.send(written(Order{begun_, arbiter_.decisions(), std::exchange(link.starts, {}), ended_, reason_}));
+    link.outbox.send(written(Order{begun_, link.losses, arbiter_.decisions(), link.starts, ended_, reason_}));
     link.told = ended_;
-    link.is_idle = false;
   }
 
   const LaunchOptions& options_;
-  const JobMeeting meeting_;
   JobMemory& memory_;
   JobArbiter& arbiter_;
   const int interrupts_;
   Bell bell_;
-  const std::unique_ptr<TcpStore> store_;
+  const std::shared_ptr<TcpStore> store_;
+  const std::shared_ptr<Store> table_;  // its own
   Inbox greetings_;
   MemoryWatch watch_;
   std::vector<Place> places_;                   // by rank
@@ -311,8 +332,9 @@ class ArbiterHosts final : public JobHosts {
   std::set<int> known_;                         // hosts that have taken part
   Clock::time_point join_until_;                // when all must have
   std::vector<HostEvent> events_;
-  std::int32_t begun_ = 0;  // how often all ranks have begun again
-  bool is_idle_ = false;    // no process runs here
+  std::int32_t begun_ = 0;       // how often all ranks have begun again
+  std::uint32_t forgotten_ = 0;  // generations whose keys were deleted
+  bool is_idle_ = false;         // no process runs here
   bool ended_ = false;
   std::string reason_;
 };
@@ -324,13 +346,14 @@ class FollowerHosts final : public JobHosts {
       : session_(random_run_id()),
         memory_(memory),
         follower_(memory),
+        processes_(options.nodes * options.ranks),
         store_(make_store(options, meeting, false)),
-        inbox_(make_store(options, meeting, false), prefix_of(session_, "orders"), bell_),
-        outbox_(*store_, prefix_of(session_, "reports"), memory),
+        inbox_(make_store(options, meeting, false), key_of(session_, "orders"), bell_),
+        outbox_(store_, key_of(session_, "reports"), bell_, memory),
         watch_(memory, bell_),
         end_processes_(std::move(end_processes)) {
     const std::string greeting = written(Greeting{options.node_rank, options.nodes, options.ranks, session_});
-    for (int next = 0; store_->compare_set(concat(kGreetings, next), "", greeting) != greeting;) ++next;
+    while (store_->compare_set(kGreeting, "", greeting) != greeting) std::this_thread::sleep_for(kPause);
   }
 
   int descriptor() const override { return bell_.descriptor(); }
@@ -340,16 +363,21 @@ class FollowerHosts final : public JobHosts {
     is_idle_ = is_idle;
     std::vector<HostEvent> events;
     for (const std::string& text : inbox_.take()) {
-      ++orders_;
       const Order order = read<Order>(text);
+      losses_.forget(order.taken);
       if (order.begun != begun_) {
         if (!end_processes_()) continue;  // the job ends here
         begun_ = order.begun;
         events.clear();  // starts of before
         follower_.clear();
         own_.clear();
+        losses_.clear();
       }
-      for (const Order::Start& start : order.starts) {
+      for (const Order::Start& start : order.starts.take(starts_)) {
+        require<CommError>(0 <= start.rank && start.rank < processes_ && start.replacement >= 0,
+                           "the launcher of host 0 has asked for process ", start.replacement, " of rank ", start.rank,
+                           ", expected a rank from 0 to ", processes_ - 1);
+        is_idle_ = false;
         follower_.begin(start.rank, start.is_first != 0);
         own_[start.rank] = start.replacement;
         events.push_back({.kind = HostEvent::Kind::start,
@@ -372,8 +400,9 @@ class FollowerHosts final : public JobHosts {
   }
 
   void lose(int rank, const std::string& how, Phase phase) override {
-    try_send({.losses = {{rank, own_.at(rank), static_cast<std::int32_t>(phase), how}}});
+    losses_.items.push_back({rank, own_.at(rank), static_cast<std::int32_t>(phase), how});
     own_.erase(rank);
+    send({});
   }
 
   Start replace(int, bool) override { return Start::later; }
@@ -384,24 +413,16 @@ class FollowerHosts final : public JobHosts {
 
   void end(const std::string& failure, bool leaves) override {
     using End = Report::End;
-    try_send({.ended = is_over_ || failure.empty() ? End::well : leaves ? End::left : End::failed, .failure = failure});
+    send({.ended = is_over_ || failure.empty() ? End::well : leaves ? End::left : End::failed, .failure = failure});
   }
 
  private:
   /// Sends what is due. Why the arbiter's launcher is no longer there; empty: it is.
   std::string look_for_arbiter() {
     if (inbox_.is_silent()) return silence();
-    if (outbox_.is_due()) try_send({});
-    const std::string lost = unsent_.empty() ? inbox_.lost() : unsent_;
+    if (outbox_.is_due()) send({});
+    const std::string lost = outbox_.lost().empty() ? inbox_.lost() : outbox_.lost();
     return lost.empty() ? "" : "is gone: " + lost;
-  }
-
-  void try_send(Report report) {
-    try {
-      if (unsent_.empty()) send(std::move(report));
-    } catch (const CommError& error) {
-      unsent_ = error.what();
-    }
   }
 
   void take(const std::vector<std::byte>& decisions) {
@@ -412,7 +433,8 @@ class FollowerHosts final : public JobHosts {
 
   void send(Report report) {
     outbox_.note_changes();
-    report.orders = orders_;
+    report.taken = starts_;
+    report.losses = losses_;
     report.is_idle = is_idle_;
     for (const auto& [rank, replacement] : own_) report.lines.push_back(follower_.line(rank, replacement));
     outbox_.send(written(std::move(report)));
@@ -422,17 +444,18 @@ class FollowerHosts final : public JobHosts {
   JobMemory& memory_;
   JobFollower follower_;
   Bell bell_;
-  const std::unique_ptr<TcpStore> store_;
+  const int processes_;
+  const std::shared_ptr<TcpStore> store_;
   Inbox inbox_;
   Outbox outbox_;
   MemoryWatch watch_;
   const std::function<bool()> end_processes_;
-  std::int64_t orders_ = 0;  // that have been taken
-  bool is_idle_ = false;     // no process runs here
-  std::int32_t begun_ = 0;   // how often all ranks have begun again
-  std::map<int, int> own_;   // processes on this host, and how many had their number before
+  std::int64_t starts_ = 0;  // that have been taken
+  Backlog<Report::Loss> losses_;
+  bool is_idle_ = false;    // no process runs here
+  std::int32_t begun_ = 0;  // how often all ranks have begun again
+  std::map<int, int> own_;  // processes on this host, and how many had their number before
   bool is_over_ = false;
-  std::string unsent_;  // why nothing can be sent any more
 };
 
 }  // namespace

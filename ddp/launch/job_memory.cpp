@@ -123,6 +123,8 @@ std::int64_t JobMemory::steps(int rank) const { return committed(rank) / Recover
 
 bool JobMemory::ended() const { return memory_->ended(); }
 
+std::uint32_t JobMemory::planned() const { return memory_->planned.load(); }
+
 bool JobMemory::follows() const { return memory_->follows.load() != 0; }
 
 int JobMemory::least_ranks() const {
@@ -175,6 +177,17 @@ JobArbiter::JobArbiter(JobMemory& memory, const Sizes& sizes)
   }
   for (int rank = 0; rank < processes_; ++rank) memory_.order(0, rank).store(static_cast<std::uint16_t>(rank));
   memory_.planned.store(1);
+  members_ = memory_.members(0, processes_);
+}
+
+void JobArbiter::require_own() const {
+  const std::uint32_t generation = memory_.generation(), planned = memory_.planned.load();
+  const bool same = generation == generation_ && planned <= generation + 1 && memory_.follows.load() == 0 &&
+                    memory_.processes() == processes_ && memory_.lost.load() == lost_ &&
+                    memory_.members(generation, processes_) == members_;
+  require<CommError>(same, "another process has written into the memory of the elastic job: it is in generation ",
+                     generation, " with a plan for ", planned, " generations, expected generation ", generation_,
+                     " with the ranks that the launcher has chosen");
 }
 
 int JobArbiter::count_members() const {
@@ -196,10 +209,11 @@ bool JobArbiter::lose(int rank, std::int64_t step) {
   if (memory_.ended()) return false;
   RankLine& line = memory_.of(rank);
   line.applies.store(0);
+  require_own();
   const std::uint32_t generation = memory_.generation();
   if (!memory_.is_member(generation, rank)) return true;  // its process had not joined yet
   line.finished.store(0);
-  const std::uint32_t number = memory_.lost.load();
+  const std::uint32_t number = lost_;
   JobMemory::Layout::LossLine& loss = memory_.loss(number);
   loss.recovered_ns.store(0);
   loss.rank.store(rank);
@@ -212,6 +226,7 @@ bool JobArbiter::lose(int rank, std::int64_t step) {
     memory_.lost.store(number);
     return false;
   }
+  lost_ = number + 1;
   line.committed.store(JobMemory::kNoState);
   line.arrived.store(0);
   line.resumed.store(0);
@@ -242,6 +257,8 @@ bool JobArbiter::begin_generation(int leaves, int joins) {
   do {
     if (state % 2 != 0) return false;
   } while (!memory_.state.compare_exchange_weak(state, state + 2));
+  generation_ = next;
+  members_ = memory_.members(next, processes_);
   if (joins >= 0) memory_.of(joins).applies.store(0);
   return true;
 }
@@ -310,6 +327,7 @@ std::uint32_t JobMember::await_membership() {
 std::optional<RecoveryPlan> JobMember::await_plan(std::uint32_t generation) {
   for (;;) {
     const std::uint32_t changes = memory_.changes.load();
+    memory_.of(rank_).arrived.store(generation + 1);  // again, should another process have overwritten it
     memory_.publish_plan(generation, members_);
     const std::uint32_t planned = memory_.planned.load();
     const RecoveryPlan plan{memory_.plan(generation).commits.load(), memory_.plan(generation).source.load()};
@@ -339,6 +357,7 @@ bool JobMember::finish(std::uint32_t generation) {
   memory_.change();
   for (;;) {
     const std::uint32_t changes = memory_.changes.load();
+    own.finished.store(generation + 1);  // again, should another process have overwritten it
     memory_.end_if_finished(generation, members_);
     if (memory_.ended()) return true;
     if (is_behind(generation)) return false;

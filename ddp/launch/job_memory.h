@@ -13,6 +13,11 @@
 
 namespace duet::ddp {
 
+/// What the keys of a generation's ranks begin with in their store.
+inline std::string generation_prefix(std::uint32_t generation) {
+  return "generation/" + std::to_string(generation) + "/";
+}
+
 /// Where the ranks of a generation go on.
 struct RecoveryPlan {
   std::int64_t commits = 0;  // that are complete: see Recovery::commits()
@@ -55,6 +60,8 @@ class JobMemory {
   /// The steps of that.
   std::int64_t steps(int rank) const;
   bool ended() const;
+  /// For how many generations all ranks have arrived, counted up to the last of these.
+  std::uint32_t planned() const;
   /// Whether the memory of another host decides.
   bool follows() const;
   /// Fewer ranks than these do not go on; with all of them, none is ever left out.
@@ -116,6 +123,8 @@ class JobArbiter {
   void take(const JobLine& line);
   /// What the memories of other hosts are to follow.
   std::vector<std::byte> decisions() const;
+  /// Throws CommError where the memory has other decisions than those of this arbiter.
+  void require_own() const;
 
  private:
   int count_members() const;
@@ -124,6 +133,8 @@ class JobArbiter {
   JobMemory::Layout& memory_;
   const Sizes sizes_;
   const int processes_;
+  std::uint32_t generation_ = 0, lost_ = 0;  // that it has begun, and ranks that were lost
+  std::vector<int> members_;                 // of the generation
 };
 
 /// The side of a host whose launcher does not decide: its memory follows that of the arbiter's.

@@ -40,15 +40,11 @@ namespace {
 constexpr Milliseconds kPoll{50};   // where the kernel cannot report that a process has ended
 constexpr Milliseconds kLook{250};  // the kernel does not report a stopped process
 constexpr Milliseconds kStopReported{1000}, kKilled{1};
-constexpr Milliseconds kAnswer{1000};  // of the launcher of host 0, before a signal is looked for
+// Of the launcher of host 0, before a signal is looked for: longer where a round trip may take so long.
+constexpr Milliseconds kAnswer{1000}, kMostAnswer{8000};
 // A rank's error may be the consequence of another's, which may still be unwinding: wait for its report.
 constexpr Milliseconds kSettle{100}, kSettleConsequence{500};
 constexpr Milliseconds kCauseLimit{10'000};  // longest wait for a rank whose record shows an exception unwinding
-
-JobArbiter::Sizes sizes_of(const LaunchOptions& options) {
-  const int ranks = options.nodes * options.ranks;
-  return {ranks, options.min_ranks == 0 ? ranks : options.min_ranks, options.spares};
-}
 
 /// One attempt of a launch: its ranks from their start to their end.
 class Job {
@@ -114,14 +110,18 @@ class Job {
   }
   void await_arbiter(const JobMeeting& meeting) {
     const auto until = Clock::now() + options_.join_timeout;
+    Milliseconds answer = kAnswer;
     while (hosts_ == nullptr && interrupted_ == 0) try {
-        hosts_ = make_job_follower(options_, meeting, losses_->job(), std::min(options_.join_timeout, kAnswer),
+        hosts_ = make_job_follower(options_, meeting, losses_->job(), std::min(options_.join_timeout, answer),
                                    [this] { return end_processes_unless_failed(); });
       } catch (const Refused&) {  // another secret, or another run
         throw;
       } catch (const CommError& error) {
         require<CommError>(Clock::now() < until, "the launcher of host 0 did not come within ",
                            options_.join_timeout.count(), " ms: ", error.what());
+        if (std::exchange(answer, std::min(2 * answer, kMostAnswer)) == kAnswer)
+          remark(concat("the launcher of host 0 is not there: it has not started yet, or the job is over; waiting for ",
+                        options_.join_timeout.count(), " ms: ", error.what()));
         pollfd event{signals_.descriptor(), POLLIN, 0};
         ::poll(&event, 1, static_cast<int>(kLook.count()));
         pass_on_signals();

@@ -3,7 +3,9 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
+#include <exception>
 #include <utility>
 
 #include "lib/base/text.h"
@@ -13,8 +15,9 @@ namespace duet::ddp {
 
 namespace {
 
-constexpr Milliseconds kHeartbeat{250};  // commits go along with it
-constexpr Milliseconds kSlice{100};      // in which threads look whether they are to end
+constexpr Milliseconds kHeartbeat{500};     // commits go along with it
+constexpr Milliseconds kSlice{100};         // in which threads look whether they are to end
+constexpr Milliseconds kLongestLook{1000};  // of which more was this process's own pause
 
 }  // namespace
 
@@ -32,16 +35,35 @@ void Bell::reset() const {
   [[maybe_unused]] const ssize_t got = ::read(event_.get(), &count, sizeof count);
 }
 
-Inbox::Inbox(std::unique_ptr<Store> store, std::string prefix, const Bell& bell, bool keeps)
-    : store_(std::move(store)),
-      prefix_(std::move(prefix)),
-      bell_(bell),
-      keeps_(keeps),
-      thread_(start_thread("the thread that hears other launchers", [this] { serve(); })) {}
+std::string Letterbox::lost() {
+  const std::lock_guard lock(mutex_);
+  return lost_;
+}
 
-Inbox::~Inbox() {
-  stopping_ = true;
+void Letterbox::start(const std::string& what, std::function<void()> serve) {
+  thread_ = start_thread(what, [this, serve = std::move(serve)] {
+    try {
+      serve();
+    } catch (const std::exception& error) {
+      const std::lock_guard lock(mutex_);
+      lost_ = error.what();
+      bell_.ring();
+    }
+  });
+}
+
+void Letterbox::stop() {
+  {
+    const std::lock_guard lock(mutex_);
+    stopping_ = true;
+    changed_.notify_one();
+  }
   thread_.join();
+}
+
+Inbox::Inbox(std::shared_ptr<Store> store, std::string key, const Bell& bell)
+    : Letterbox(std::move(store), std::move(key), bell) {
+  start("the thread that hears another launcher", [this] { serve(); });
 }
 
 std::vector<std::string> Inbox::take() {
@@ -51,46 +73,25 @@ std::vector<std::string> Inbox::take() {
 
 bool Inbox::is_silent() {
   const std::lock_guard lock(mutex_);
-  return texts_.empty() && looked_ > heard_ + kHostLimit;
-}
-
-std::string Inbox::lost() {
-  const std::lock_guard lock(mutex_);
-  return lost_;
+  return texts_.empty() && silence_ >= kHostLimit;
 }
 
 void Inbox::serve() {
-  try {
-    for (std::int64_t next = 0; !stopping_;) {
-      const Clock::time_point begin = Clock::now();
-      const std::string key = concat(prefix_, next);
-      if (!comes(key)) {
-        const std::lock_guard lock(mutex_);
-        looked_ = begin;
-        continue;
-      }
-      const std::string text = store_->get(key);
-      if (!keeps_) store_->delete_key(key);
-      ++next;
-      const std::lock_guard lock(mutex_);
-      texts_.push_back(text);
-      heard_ = Clock::now();
-      bell_.ring();
+  std::unique_lock lock(mutex_);
+  while (!stopping_) {
+    lock.unlock();
+    const Clock::time_point begin = Clock::now();
+    std::optional<std::string> text;
+    try {
+      text = store_->take(key_, kSlice);
+    } catch (const CommError&) {
+      if (Clock::now() - begin < kSlice) throw;  // not for the time
     }
-  } catch (const Error& error) {
-    const std::lock_guard lock(mutex_);
-    lost_ = error.what();
+    lock.lock();
+    silence_ = text ? Clock::duration{} : silence_ + std::min<Clock::duration>(Clock::now() - begin, kLongestLook);
+    if (!text) continue;
+    texts_.push_back(std::move(*text));
     bell_.ring();
-  }
-}
-
-/// Waits for it a moment.
-bool Inbox::comes(const std::string& key) {
-  try {
-    store_->wait({key}, kSlice);
-    return true;
-  } catch (const CommError&) {
-    return store_->check({key});  // throws where the store is lost
   }
 }
 
@@ -107,14 +108,34 @@ MemoryWatch::~MemoryWatch() {
   thread_.join();
 }
 
-Outbox::Outbox(Store& store, std::string prefix, const JobMemory& memory)
-    : store_(store), prefix_(std::move(prefix)), memory_(memory) {}
+Outbox::Outbox(std::shared_ptr<Store> store, std::string key, const Bell& bell, const JobMemory& memory)
+    : Letterbox(std::move(store), std::move(key), bell), memory_(memory) {
+  start("the thread that tells another launcher", [this] { serve(); });
+}
 
-bool Outbox::is_due() const { return memory_.changes() != changes_ || Clock::now() >= sent_ + kHeartbeat; }
+bool Outbox::is_due() {
+  const std::lock_guard lock(mutex_);
+  return memory_.changes() != changes_ || (!text_ && Clock::now() >= sent_ + kHeartbeat);
+}
 
-void Outbox::send(const std::string& text) {
-  sent_ = Clock::now();
-  store_.set(concat(prefix_, next_++), text);
+void Outbox::send(std::string text) {
+  const std::lock_guard lock(mutex_);
+  text_ = std::move(text);
+  sent_ = Clock::time_point::max() - kHeartbeat;
+  changed_.notify_one();
+}
+
+void Outbox::serve() {
+  std::unique_lock lock(mutex_);
+  for (;;) {
+    changed_.wait(lock, [this] { return stopping_ || text_; });
+    if (!text_) return;
+    const std::string text = *std::exchange(text_, {});
+    lock.unlock();
+    store_->set(key_, text);
+    lock.lock();
+    sent_ = Clock::now();
+  }
 }
 
 }  // namespace duet::ddp

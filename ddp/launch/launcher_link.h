@@ -1,14 +1,19 @@
 // What the launchers of an elastic job on several hosts send to each other, by way of a store: see job_hosts.h.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
+#include <condition_variable>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <span>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "ddp/launch/job_memory.h"
@@ -49,6 +54,34 @@ void stream_each(StateStream& stream, std::vector<Value>& values) {
   for (Value& value : values) value.stream(stream);
 }
 
+/// What one launcher tells the other once. Of its texts only the newest need arrive: each has all that the other has
+/// not said to have taken.
+template <class Item>
+struct Backlog {
+  std::int64_t first = 0;  // how many there were before these
+  std::vector<Item> items{};
+
+  std::int64_t end() const { return first + std::ssize(items); }
+  void clear() { first = end(), items.clear(); }
+  /// The other launcher has taken so many in all.
+  void forget(std::int64_t taken) {
+    const auto old = std::clamp<std::int64_t>(taken - first, 0, std::ssize(items));
+    items.erase(items.begin(), items.begin() + old);
+    first += old;
+  }
+  /// Those that are new to a launcher that has taken so many.
+  std::vector<Item> take(std::int64_t& taken) const {
+    const auto old = std::clamp<std::int64_t>(taken - first, 0, std::ssize(items));
+    taken = std::max(taken, end());
+    return {items.begin() + old, items.end()};
+  }
+  void stream(StateStream& stream) {
+    stream.value(first);
+    require<CommError>(0 <= first && first <= std::int64_t{1} << 62, "a launcher has told ", first, " things before");
+    stream_each(stream, items);
+  }
+};
+
 /// From another host to the arbiter's.
 struct Report {
   struct Loss {
@@ -60,19 +93,19 @@ struct Report {
       stream.sequence(how);
     }
   };
-  std::int64_t orders = 0;   // that have been taken
+  std::int64_t taken = 0;    // starts
   std::uint8_t is_idle = 0;  // no process runs
   std::vector<JobLine> lines{};
-  std::vector<Loss> losses{};
+  Backlog<Loss> losses{};
   enum class End : std::uint8_t { none, well, failed, left };
   End ended = End::none;
   std::string failure{};
 
   void stream(StateStream& stream) {
-    stream.value(orders);
+    stream.value(taken);
     stream.value(is_idle);
     stream.sequence(lines);
-    stream_each(stream, losses);
+    losses.stream(stream);
     stream.value(ended);
     stream.sequence(failure);
   }
@@ -91,15 +124,17 @@ struct Order {
     }
   };
   std::int32_t begun = 0;  // how often all ranks have begun again
+  std::int64_t taken = 0;  // losses
   std::vector<std::byte> decisions{};
-  std::vector<Start> starts{};
+  Backlog<Start> starts{};
   std::uint8_t ended = 0;
   std::string reason{};
 
   void stream(StateStream& stream) {
     stream.value(begun);
+    stream.value(taken);
     stream.sequence(decisions);
-    stream_each(stream, starts);
+    starts.stream(stream);
     stream.value(ended);
     stream.sequence(reason);
   }
@@ -117,35 +152,48 @@ class Bell {
   Descriptor event_;
 };
 
-/// What comes under PREFIX/0, PREFIX/1, ... of a store, in this order; thread-safe.
-class Inbox {
+/// One direction between two launchers: texts under a key of the store, each in the place of one that was not taken
+/// yet. Thread-safe.
+class Letterbox {
  public:
-  /// `keeps`: the keys stay, as others look for the first free one.
-  Inbox(std::unique_ptr<Store> store, std::string prefix, const Bell& bell, bool keeps = false);
-  ~Inbox();
-  Inbox(const Inbox&) = delete;
-  Inbox& operator=(const Inbox&) = delete;
-
-  std::vector<std::string> take();
-  /// Whether nothing has come for the limit, as a look in vain says that began after it.
-  bool is_silent();
-  /// Why nothing comes any more; empty: something may.
+  Letterbox(const Letterbox&) = delete;
+  Letterbox& operator=(const Letterbox&) = delete;
+  /// Why nothing goes or comes any more; empty: something may. The bell has rung for it.
   std::string lost();
+
+ protected:
+  Letterbox(std::shared_ptr<Store> store, std::string key, const Bell& bell)
+      : store_(std::move(store)), key_(std::move(key)), bell_(bell) {}
+  ~Letterbox() = default;
+  /// Calls `serve` on the thread, and keeps what it throws.
+  void start(const std::string& what, std::function<void()> serve);
+  void stop();
+
+  const std::shared_ptr<Store> store_;
+  const std::string key_;
+  const Bell& bell_;
+  std::mutex mutex_;  // guards what follows
+  std::condition_variable changed_;
+  bool stopping_ = false;
+  std::string lost_;
+
+ private:
+  std::thread thread_;
+};
+
+class Inbox final : public Letterbox {
+ public:
+  Inbox(std::shared_ptr<Store> store, std::string key, const Bell& bell);
+  ~Inbox() { stop(); }
+  std::vector<std::string> take();
+  /// Whether nothing has come for the limit. Time in which this process was stopped doesn't count.
+  bool is_silent();
 
  private:
   void serve();
-  bool comes(const std::string& key);
 
-  const std::unique_ptr<Store> store_;
-  const std::string prefix_;
-  const Bell& bell_;
-  const bool keeps_;
-  std::atomic<bool> stopping_{false};
-  std::mutex mutex_;
   std::vector<std::string> texts_;
-  std::string lost_;
-  Clock::time_point heard_ = Clock::now(), looked_ = heard_;  // when the last one came; when the last vain look began
-  std::thread thread_;
+  Clock::duration silence_{};  // of looks in vain
 };
 
 /// Rings when the memory changes.
@@ -162,23 +210,24 @@ class MemoryWatch {
 };
 
 /// What a launcher sends to another one: at once where anything but commits has changed, else now and then.
-class Outbox {
+class Outbox final : public Letterbox {
  public:
-  Outbox(Store& store, std::string prefix, const JobMemory& memory);
-  bool is_due() const;
+  Outbox(std::shared_ptr<Store> store, std::string key, const Bell& bell, const JobMemory& memory);
+  /// Sends the last text first.
+  ~Outbox() { stop(); }
+  bool is_due();
   /// Before what is sent is read from the memory.
   void note_changes() { changes_ = memory_.changes(); }
-  void send(const std::string& text);
-  /// How many texts.
-  std::int64_t sent() const { return next_; }
+  /// In the place of a text that has not gone yet. Doesn't wait.
+  void send(std::string text);
 
  private:
-  Store& store_;
-  const std::string prefix_;
+  void serve();
+
   const JobMemory& memory_;
   std::uint32_t changes_ = 0;
-  Clock::time_point sent_{};
-  std::int64_t next_ = 0;
+  Clock::time_point sent_{};  // the last one had gone
+  std::optional<std::string> text_;
 };
 
 }  // namespace duet::ddp

@@ -28,6 +28,11 @@ RankFile make_file(const std::string& kind, std::size_t bytes) {
 
 }  // namespace
 
+JobArbiter::Sizes sizes_of(const LaunchOptions& options) {
+  const int ranks = options.nodes * options.ranks;
+  return {ranks, options.min_ranks == 0 ? ranks : options.min_ranks, options.spares};
+}
+
 JobLosses::JobLosses(const JobArbiter::Sizes& sizes, int most, bool one_host)
     : sizes_(sizes),
       processes_(sizes.ranks + sizes.spares),
@@ -116,6 +121,7 @@ std::vector<std::string> JobLosses::recoveries() {
 }
 
 void JobLosses::admit_ready() {
+  arbiter_->require_own();
   for (int rank = 0; rank < processes_; ++rank) {
     if (!job_->applies(rank) || !arbiter_->admit(rank)) continue;
     last_[static_cast<std::size_t>(rank)].joins = admitted_ = true;

@@ -9,9 +9,13 @@
 
 #include "ddp/group/flight_recorder.h"
 #include "ddp/launch/job_memory.h"
+#include "ddp/launch/launch.h"
 #include "ddp/store/store.h"
 
 namespace duet::ddp {
+
+/// Returns those of an elastic job with these options.
+JobArbiter::Sizes sizes_of(const LaunchOptions& options);
 
 /// The memory and the store of the job's ranks, in files that are gone with the launcher.
 class JobLosses {
@@ -48,7 +52,8 @@ class JobLosses {
   /// What came of losses since the last call: a rank's new process has that state, and after what time, or the others
   /// go on without one.
   std::vector<std::string> recoveries();
-  /// Lets ranks that were left out join the others where their processes are ready.
+  /// Lets ranks that were left out join the others where their processes are ready. Throws CommError where another
+  /// process has written into the memory.
   void admit_ready();
   /// Whether the training has ended without this rank's new process.
   bool is_superfluous(int rank) const { return job_->ended() && !job_->is_member(rank); }

@@ -24,6 +24,7 @@ from strikes import KILLED_TWICE, LIMIT, LOST_ALL, Job, state_of
 
 RANKS = 2  # of a host
 SILENT = "which has said nothing for 5 s"
+GONE = ("no store answered", "the launcher of host 0 is gone", "has come when the job was over")
 
 
 def free_port():
@@ -35,7 +36,8 @@ def free_port():
 class Hosts:
     """The launchers of one job. `spaces`: the network namespaces of the hosts; none: they are on loopback."""
 
-    def __init__(self, options, network, hosts=2, least=0, spaces=(), absent=0, rdzv_timeout=300, **environment):
+    def __init__(self, options, network, hosts=2, least=0, spaces=(), absent=0, rdzv_timeout=300, replace_timeout=60,
+                 **environment):
         self.network, self.spaces = network, spaces
         self.folder = tempfile.TemporaryDirectory()
         self.reached = f"{self.folder.name}/reached"
@@ -49,10 +51,12 @@ class Hosts:
         else:
             program = ["/bin/true"] if network == "true" else [options.program, network]
         self.command = [options.duet, "launch", "--nnodes", str(hosts), "-n", str(RANKS), "--rdzv-endpoint", place,
-                        "--elastic", "--max-failures", "50", "--stop-limit", "0.5", "--replace-timeout", "60",
+                        "--elastic", "--max-failures", "50", "--stop-limit", "0.5", "--replace-timeout", str(replace_timeout),
                         "--min-ranks", str(least), "--rdzv-timeout", str(rdzv_timeout), "--", *program]
         self.launchers = [self.start(host) for host in range(hosts - absent)]
         self.ended, self.again = [], set()
+        self.may_end = set()  # hosts whose launchers may end the job with an error
+        self.done = []  # what was done to them
 
     def start(self, host):
         space = ["ip", "netns", "exec", self.spaces[host]] if self.spaces else []
@@ -82,7 +86,10 @@ class Hosts:
                     launcher.process.wait(10)
                 launcher.process.terminate()
             how, printed, said = launcher.end()
-            if how and host in self.again and any(text in said for text in ("no store answered", "the launcher of host 0 is gone", "ended by signal 15")):
+            if how and host in self.again and any(text in said for text in (*GONE, "ended by signal 15")):
+                continue
+            if how and host in self.may_end and not how.startswith("still ran") and (how == "exit code -9" or "duet: " in said):
+                self.may_end |= {"any"} if host == 0 else set()  # of the job
                 continue
             wrong += [f"host {host}: {how}"] if how != (expected or {}).get(host, "") else []
             output += printed
@@ -118,12 +125,12 @@ class Tests:
         if wrong and any(text in errors for text in (*LOST_ALL, *twice)):
             self.lost += 1
             return
-        if not wrong and not no_state and state != self.expected[network]:
+        if not wrong and not no_state and "any" not in hosts.may_end and state != self.expected[network]:
             wrong = f"{state}, expected {self.expected[network]}"
         wrong = wrong or ", ".join(f"not said: {text}" for text in texts if not re.search(text, errors))
         if wrong:
             self.failures += 1
-            print(f"{what}, {network}: {wrong}\n{errors[-3000:]}", flush=True)
+            print(f"{what}, {network}, {hosts.done}: {wrong}\n{errors[-3000:]}", flush=True)
 
     def run_ranks(self):
         """Ranks of both hosts are lost."""
@@ -147,9 +154,9 @@ class Tests:
         """Hosts are lost as a whole, or leave."""
         slow = {"DUET_DELAY": "all_reduce:*:8000"}
 
-        def kill(hosts):
+        def kill(hosts, host=1):
             hosts.await_step()
-            hosts.launchers[1].process.kill()
+            hosts.launchers[host].process.kill()
 
         def kill_and_start(hosts):
             kill(hosts)
@@ -197,6 +204,43 @@ class Tests:
         self.run("the arbiter is interrupted twice", "cnn", interrupt_twice, ["ended by signal 2"],
                  {0: "exit code 130", 1: "exit code 1"}, True, **slow)
 
+        def come_late(hosts):
+            hosts.await_step()
+            with stopped(hosts.launchers[1]):
+                hosts.launchers[0].process.send_signal(signal.SIGINT)
+                while hosts.launchers[0].ranks():
+                    time.sleep(0.01)
+                hosts.launchers.append(hosts.start(1))
+                hosts.launchers[2].process.wait(LIMIT)
+
+        self.run("a launcher comes when the job is over", "cnn", come_late, ["host 1 has come when the job was over"],
+                 {0: "exit code 130", 1: "exit code 1", 2: "exit code 1"}, True, **slow)
+
+        def pause(hosts, count):
+            hosts.await_step()
+            with stopped(*hosts.launchers[:count]):
+                time.sleep(7)
+
+        self.run("both hosts are paused", "cnn", lambda hosts: pause(hosts, 2), **slow)
+        self.run("host 0 is paused", "cnn", lambda hosts: pause(hosts, 1), [SILENT, "rank 2 is replaced"], {1: "exit code 1"},
+                 **slow)
+        self.run("the arbiter is killed", "cnn", lambda hosts: kill(hosts, 0), ["the launcher of host 0 is gone"], {0: "exit code -9", 1: "exit code 1"}, True, **slow)
+
+        def overwrite(hosts):
+            hosts.await_step()
+            draw = random.Random(self.cells)
+            rank = next(iter(hosts.launchers[draw.randrange(2)].ranks().values()))
+            hosts.may_end |= {0, 1}
+            with open(f"/proc/{rank}/environ", "rb") as file:
+                path = re.search(rb"DUET_ELASTIC_FILE=([^\0]*)", file.read())[1]
+            with open(path, "r+b", buffering=0) as file:
+                for _ in range(draw.choice((1, 100, 3000))):
+                    file.seek(draw.randrange(0, draw.choice((64, os.path.getsize(path)))))
+                    file.write(draw.choice((b"\0", b"\xff", b"\1")) * draw.choice((1, 4, 64)))
+
+        for _ in range(6):
+            self.run("a job's memory is overwritten", "cnn", overwrite, replace_timeout=10, **slow)
+
         def refuse(hosts):
             hosts.command[hosts.command.index("-n") + 1] = "3"
             hosts.start_again(1)
@@ -231,38 +275,63 @@ class Tests:
             print(f"no network namespaces: {error}")
 
     def run_random(self, count, seed):
-        for number in range(seed, seed + count):
-            draw = random.Random(number)
-            network, count_of = draw.choice(("cnn", "synchronised", "trained")), draw.choice((2, 2, 3))
-            least = draw.randrange(2 * count_of)
+        with contextlib.ExitStack() as stack:
+            spaces, cable = (), None
+            try:
+                spaces, cable = stack.enter_context(namespaces())
+                cable("up")
+            except (OSError, subprocess.CalledProcessError) as error:
+                print(f"no network namespaces: {error}")
+            for number in range(seed, seed + count):
+                self.run_drawn(number, spaces, cable)
 
-            def strike(hosts):
-                time.sleep(draw.uniform(0.1, 0.9))
-                struck = []
-                for _ in range(draw.choice((1, 1, 2, 3))):
-                    found = hosts.ranks()
-                    rank, sent = draw.choice(range(2 * count_of)), draw.choice((signal.SIGKILL,) * 3 + (signal.SIGSTOP,))
-                    if draw.random() < 0.2:
-                        host = draw.randrange(1, count_of)
-                        hosts.launchers[host].process.kill()
+    def run_drawn(self, number, spaces, cable):
+        draw = random.Random(number)
+        network, count_of = draw.choice(("cnn", "synchronised", "trained")), draw.choice((2, 2, 3))
+        least = draw.randrange(2 * count_of)
+        between = {"spaces": spaces, "DUET_SECRET": secrets.token_hex(32)} if spaces and count_of == 2 else {}
+
+        def strike(hosts):
+            time.sleep(draw.uniform(0.1, 0.9))
+            struck = []
+            for _ in range(draw.choice((1, 1, 2, 3))):
+                host, rank = draw.randrange(count_of), draw.randrange(2 * count_of)
+                what = draw.choice(("rank",) * 4 + ("again", "kill", "pause", "pause", "cut"))
+                seconds = draw.choice((0.5, 1, 2, 4, 6, 8, 20))
+                hosts.done.append((what, host, rank, seconds))
+                if what == "rank" and rank in (found := hosts.ranks()):
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(found[rank], draw.choice((signal.SIGKILL,) * 3 + (signal.SIGSTOP,)))
+                        struck.append(rank)
+                elif what in ("again", "kill"):
+                    hosts.launchers[host].process.kill()
+                    hosts.may_end |= set(range(count_of)) if host == 0 else {host}
+                    if what == "again" and host > 0:
                         hosts.start_again(host)
-                    elif rank in found:
-                        with contextlib.suppress(ProcessLookupError):
-                            os.kill(found[rank], sent)
-                            struck.append(rank)
-                    time.sleep(draw.choice((0, 0.01, 0.05, 0.2)))
-                return struck
+                elif what == "pause":
+                    hosts.may_end |= set(range(count_of)) if seconds > 3 else set()  # a busy machine adds to it
+                    which = draw.choice((hosts.launchers[host:host + 1], hosts.launchers))
+                    with stopped(*which, with_ranks=draw.random() < 0.5):
+                        time.sleep(seconds)
+                elif what == "cut" and between:
+                    hosts.may_end |= {0, 1} if seconds > 3 else set()
+                    cable("down")
+                    time.sleep(seconds)
+                    cable("up")
+                time.sleep(draw.choice((0, 0.01, 0.05, 0.2)))
+            return struck
 
-            self.run(f"--seed {number}, {count_of} hosts, {least} at least", network, strike, hosts=count_of, least=least,
-                     DUET_DELAY=f"all_reduce:*:{draw.choice((1000, 4000, 8000))}")
+        self.run(f"--seed {number}, {count_of} hosts, {least} at least", network, strike, hosts=count_of, least=least,
+                 rdzv_timeout=30, DUET_DELAY=f"all_reduce:*:{draw.choice((1000, 4000, 8000))}", **between)
 
 
 @contextlib.contextmanager
-def stopped(launcher):
-    """With its ranks."""
-    processes = [launcher.process.pid, *launcher.ranks().values()]
+def stopped(*launchers, with_ranks=True):
+    processes = [process for launcher in launchers
+                 for process in (launcher.process.pid, *(launcher.ranks().values() if with_ranks else ()))]
     for process in processes:
-        os.kill(process, signal.SIGSTOP)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process, signal.SIGSTOP)
     try:
         yield
     finally:

@@ -1,13 +1,22 @@
-// The memory of a host whose launcher follows the arbiter of an elastic job on several hosts.
+// The memory of a host whose launcher follows the arbiter of an elastic job on several hosts, and what these send.
+#include <poll.h>
+
 #include <array>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
+#include <new>
 #include <optional>
+#include <random>
+#include <string>
 #include <thread>
 #include <vector>
 
 #include "ddp/launch/job_memory.h"
+#include "ddp/launch/launcher_link.h"
 #include "ddp/launch/losses.h"
+#include "ddp/store/store.h"
 #include "lib/base/recovery.h"
 #include "lib/error.h"
 #include "tests/support/catch2.h"
@@ -40,6 +49,18 @@ struct TwoHosts {
   JobMember zero = JobMember(arbiter.job(), 0), one = JobMember(arbiter.job(), 1), two = JobMember(other.job(), 2);
   std::optional<JobMember> three = JobMember(other.job(), 3);
 };
+
+/// A store whose calls throw what is no Error.
+struct FullStore final : Store {
+  FullStore() : Store(Milliseconds(1000)) {}
+  std::vector<std::string> request(StoreOp, std::vector<std::string>, Milliseconds) override { throw std::bad_alloc(); }
+};
+
+/// Waits until it rings.
+void await(const Bell& bell) {
+  pollfd event{bell.descriptor(), POLLIN, 0};
+  REQUIRE(::poll(&event, 1, 60'000) == 1);
+}
 
 /// A process of rank 3 on its host that replaces a lost one.
 void replace_rank_3(TwoHosts& hosts) {
@@ -151,4 +172,34 @@ TEST_CASE("a follower takes no decisions that an arbiter does not take") {
   JobLine line = hosts.follower.line(2, 0);
   line.committed = -2;
   CHECK_THROWS_AS(hosts.arbiter.arbiter().take(line), CommError);
+}
+
+TEST_CASE("a launcher takes each item once, whichever texts do not arrive") {
+  std::minstd_rand random(7);
+  Backlog<Order::Start> told;
+  std::int64_t taken = 0;
+  int got = 0;
+  for (int next = 0; got < 200; ++next) {
+    if (next < 200) told.items.push_back({.rank = next});
+    const std::string text = written(told);
+    if (random() % 3 == 0)
+      for (const Order::Start& start : read<Backlog<Order::Start>>(text).take(taken)) CHECK(start.rank == got++);
+    if (random() % 3 == 0) told.forget(taken);
+  }
+}
+
+TEST_CASE("a launcher's newest text takes the place of one that was not taken, and what ends its threads is kept") {
+  TwoHosts hosts;
+  const Bell hears, lacks, tells;
+  const auto store = std::make_shared<MemoryStore>();
+  {
+    Outbox outbox(store, "box", tells, hosts.other.job());
+    for (const char* const text : {"old", "newer", "newest"}) outbox.send(text);
+  }
+  Inbox inbox(store, "box", hears), lost(std::make_shared<FullStore>(), "box", lacks);
+  Outbox unsent(std::make_shared<FullStore>(), "box", tells, hosts.other.job());
+  unsent.send("text");
+  for (const Bell* const bell : {&hears, &lacks, &tells}) await(*bell);
+  CHECK(inbox.take() == std::vector<std::string>{"newest"});
+  for (Letterbox* const box : std::array<Letterbox*, 2>{&lost, &unsent}) CHECK(box->lost() == std::bad_alloc().what());
 }

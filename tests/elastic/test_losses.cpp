@@ -1,4 +1,6 @@
 // The memory by which the launcher and the ranks of an elastic job agree.
+#include <unistd.h>
+
 #include <array>
 #include <chrono>
 #include <cstddef>
@@ -346,6 +348,15 @@ TEST_CASE("memory of an elastic job that is none is refused") {
   CHECK_THROWS_AS(JobMemory(""), CommError);
   Job job({1, 1, 1});
   CHECK_THROWS_AS(JobMember(job.memory, 3), CommError);
+}
+
+TEST_CASE("a launcher notices when another process overwrites its decisions") {
+  Job job({5, 5, 5});
+  job.losses.lose(1);
+  CHECK_NOTHROW(job.losses.admit_ready());
+  const std::string garbage(GENERATE(as<std::size_t>(), 64, JobMemory::bytes()), GENERATE('\1', '\x5a', '\xff'));
+  REQUIRE(::pwrite(job.losses.memory().memory.get(), garbage.data(), garbage.size(), 0) == std::ssize(garbage));
+  CHECK_THROWS_WITH(job.losses.admit_ready(), ContainsSubstring("another process has written into the memory"));
 }
 
 TEST_CASE("numbers that cannot be are refused") {
