@@ -67,13 +67,28 @@ void Variable::backward(const Tensor& gradient) const {
   const Layout layout = value().layout();  // gradients from the user are in the plain one, whatever the value's own is
   require<ShapeError>(gradient.layout() == layout || gradient.layout() == Layout::plain || layout == Layout::plain,
                       "backward() got a gradient in ", name(gradient.layout()), " for a value in ", name(layout));
-  const BackwardRoot root = {state_->edge, in_layout(gradient, layout)};
+  const bool shared = gradient.device().kind == DeviceKind::cpu && device().kind == DeviceKind::cpu;
+  require<DeviceError>(shared || gradient.device() == device(), "backward() got a gradient on ", gradient.device(),
+                       " for a value on ", device(), ", expected one device: make it by zeros_like(x, shape)");
+  const BackwardRoot root = {state_->edge, in_layout(shared ? gradient.alias(device()) : gradient, layout)};
   run_backward({&root, 1});
 }
 
 float Variable::item() const {
   require<ShapeError>(value().count() == 1, "item() needs one element, got shape ", shape());
   return *value().to(Device{}).data<float>();
+}
+
+Tensor zeros_like(const Variable& x, const Shape& shape, DType dtype) {
+  Tensor zero = zeros(shape, dtype, x.device());
+  if (x.value().stamp().stamped() && shape.rank() > 0 && shape[0] == x.size(0)) zero.set_stamp(x.value().stamp());
+  return zero;
+}
+
+Tensor full_like(const Variable& x, const Shape& shape, float value) {
+  Tensor full = zeros_like(x, shape);
+  backend(full).fill(full, value);
+  return full;
 }
 
 }  // namespace duet

@@ -50,4 +50,9 @@ class Variable {
   std::shared_ptr<State> state_;
 };
 
+/// Makes a tensor of zeros, or of a value, on x's device: an initial state or a mask in a module's `forward`. It has
+/// x's stamp if it has as many rows as x. A tensor from other values comes there by `from_values(...).to(x.device())`.
+Tensor zeros_like(const Variable& x, const Shape& shape, DType dtype = DType::f32);
+Tensor full_like(const Variable& x, const Shape& shape, float value);
+
 }  // namespace duet

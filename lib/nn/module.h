@@ -49,6 +49,7 @@ class Module : public ForwardMustBeConst {
   virtual Variable forward(Context& context, const Variable& x) const;
   /// For modules that take or give more than one tensor; calls the above unless overridden.
   virtual Value forward(Context& context, const Value& input) const;
+  Variable forward(Context& context, const Tensor& x) const { return forward(context, Variable(x)); }
 
   /// Runs forward with the model's own values.
   Variable operator()(const Variable& x);

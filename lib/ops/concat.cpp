@@ -43,7 +43,6 @@ struct ConcatGradient {
 /// Throws ShapeError unless the part fits to the first one.
 void require_part(const Variable& part, const Variable& first, std::size_t number) {
   require_floats(kConcat, part);
-  require_one_device(kConcat, {&first, &part});
   bool fits = part.shape().rank() >= 2 && part.shape().rank() == first.shape().rank();
   for (int d = 0; fits && d < part.shape().rank(); ++d) fits = d == 1 || part.shape()[d] == first.shape()[d];
   require<ShapeError>(fits, kConcat, ": part ", number, " is ", part.shape(), ", expected ", first.shape(),
@@ -54,6 +53,13 @@ void require_part(const Variable& part, const Variable& first, std::size_t numbe
 
 Variable concat(std::span<const Variable> parts) {
   require<ShapeError>(!parts.empty(), kConcat, ": got no parts, expected 1 or more");
+  for (const Variable& part : parts) {
+    if (const auto device = device_to_share(kConcat, {&part, &parts[0]})) {
+      PooledVector<Variable> shared;
+      for (const Variable& one : parts) shared.push_back(on(*device, one));
+      return concat(std::span<const Variable>(shared));
+    }
+  }
   std::int64_t channels = 0;
   bool one_layout = true;
   const Variable* batch = &parts[0];  // the first that belongs to one

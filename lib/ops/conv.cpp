@@ -75,7 +75,6 @@ struct BatchNorm2dGradient {
 
 void require_conv2d(const char* op, const Variable& x, const Variable& w, const Variable& b, const Window2d& window,
                     std::int64_t groups = 1) {
-  require_one_device(op, {&x, &w, &b});
   require_rank(op, x, 4, "(N, C, H, W)");
   require_rank(op, w, 4, "(K, C, R, S)");
   require<ShapeError>(groups > 0 && w.shape()[0] % groups == 0, op, ": ", w.shape()[0],
@@ -107,6 +106,8 @@ Variable conv2d_input(const Variable& x, Layout output) { return to_layout(x, im
 
 Variable conv2d(const Variable& input, const Variable& w, const Variable& b, const Window2d& window,
                 std::int64_t groups) {
+  if (const auto device = device_to_share("conv2d", {&input, &w, &b}))
+    return conv2d(on(*device, input), on(*device, w), on(*device, b), window, groups);
   require_conv2d("conv2d", input, w, b, window, groups);
   const Layout layout = backend(w.value()).conv2d_layout(input.shape(), w.shape());
   const Variable x = conv2d_input(input, layout);
@@ -119,7 +120,8 @@ Variable conv2d(const Variable& input, const Variable& w, const Variable& b, con
 Variable conv_transpose2d(const Variable& input, const Variable& w, const Variable& b, const Window2d& window,
                           std::int64_t output_padding, std::int64_t groups) {
   constexpr const char* kOp = ConvTranspose2dGradient::kName;
-  require_one_device(kOp, {&input, &w, &b});
+  if (const auto device = device_to_share(kOp, {&input, &w, &b}))
+    return conv_transpose2d(on(*device, input), on(*device, w), on(*device, b), window, output_padding, groups);
   require_rank(kOp, input, 4, "(N, C, H, W)");
   require_rank(kOp, w, 4, "(C, K, R, S)");
   require<ShapeError>(input.size(1) == w.size(0) && groups > 0 && input.size(1) % groups == 0 && w.size(1) > 0, kOp,
@@ -159,6 +161,8 @@ bool pool_tiles(const Window2d& pool) {
 Variable conv_pool_relu(const Variable& input, const Variable& w, const Variable& b, const ConvPoolRelu& op,
                         bool plain_output) {
   const char* const kName = ConvPoolReluGradient::kName;
+  if (const auto device = device_to_share(kName, {&input, &w, &b}))
+    return conv_pool_relu(on(*device, input), on(*device, w), on(*device, b), op, plain_output);
   require_conv2d(kName, input, w, b, op.conv);
   require<ShapeError>(b.defined(), kName, ": needs a bias");
   require<ShapeError>(pool_tiles(op.pool), kName, ": pool windows must tile, got kernel ", op.pool.kernel_h, "x",
@@ -180,7 +184,9 @@ Variable conv_pool_relu(const Variable& input, const Variable& w, const Variable
 
 Variable batch_norm2d(const Variable& x, const Variable& weight, const Variable& bias, const Tensor& running_mean,
                       const Tensor& running_var, const BatchNorm2dOptions& options, const Variable& summand) {
-  require_one_device("batch_norm2d", {&x, &weight, &bias, &summand});
+  if (const auto device = device_to_share("batch_norm2d", {&x, &weight, &bias, &summand}))
+    return batch_norm2d(on(*device, x), on(*device, weight), on(*device, bias), running_mean, running_var, options,
+                        on(*device, summand));
   require_rank("batch_norm2d", x, 4, "(N, C, H, W)");
   const Shape channels = {x.shape()[1]};
   for (const Shape& shape : {weight.shape(), bias.shape(), running_mean.shape(), running_var.shape()})

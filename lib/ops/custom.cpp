@@ -27,7 +27,8 @@ void require_floats_of(const char* op, const std::string& what, const Tensor& te
                        Device device) {
   require<ShapeError>(tensor.defined() && tensor.dtype() == DType::f32 && tensor.layout() == Layout::plain &&
                           tensor.shape() == shape && tensor.device() == device,
-                      op, ": ", what, " is ", text_of(tensor), ", expected f32", shape, " plain on ", device);
+                      op, ": ", what, " is ", text_of(tensor), ", expected f32", shape, " plain on ", device,
+                      tensor.defined() && tensor.device() != device ? ": make it there, by zeros_like(x, shape)" : "");
 }
 
 /// The stamp of the batch whose rows a result of this shape has, as one of the inputs, or of none.
@@ -61,7 +62,7 @@ class CustomNode final : public Node {
     require<ShapeError>(gradients.size() == inputs.size(), calls_.name, ": its backward gave ", gradients.size(),
                         " gradients, expected ", inputs.size(), ", undefined ones among them");
     for (std::size_t i = 0; i < inputs.size(); ++i)
-      if (g.wanted(i) && gradients[i].defined()) take(g, i, inputs[i], gradients[i]);
+      if (g.wanted(i) && gradients[i].defined()) take(g, i, inputs[i], on(inputs[i].device(), gradients[i]));
   }
   void release() override {
     inputs_.clear();
@@ -99,11 +100,13 @@ class CustomNode final : public Node {
 Variable run_custom(const CustomCalls& calls, std::span<const Variable> arguments) {
   require<UsageError>(!arguments.empty(), calls.name, ": got no inputs, expected 1 or more");
   std::vector<Variable> plain;
+  Device device;
   for (const Variable& argument : arguments) {
     require_floats(calls.name, argument);
-    require_one_device(calls.name, {&arguments[0], &argument});
-    plain.push_back(to_plain(argument));
+    if (device == Device{}) device = argument.device();
+    device_to_share(calls.name, {&arguments[0], &argument});
   }
+  for (const Variable& argument : arguments) plain.push_back(to_plain(on(device, argument)));
   Tensors inputs;
   PooledVector<const Variable*> places;
   for (const Variable& input : plain) {
@@ -112,6 +115,7 @@ Variable run_custom(const CustomCalls& calls, std::span<const Variable> argument
   }
   Tensor y = calls.forward(inputs);
   require<ShapeError>(y.defined(), calls.name, ": its result is nothing, expected a tensor");
+  y = on(device, y);
   require_floats_of(calls.name, "its result", y, y.shape(), inputs[0].device());
   require<ShapeError>(!calls.sums_rows || y.shape().rank() > 0, calls.name,
                       ": its result is a scalar, expected rows of a batch, over which it sums");

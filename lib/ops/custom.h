@@ -33,8 +33,8 @@ Variable run_custom(const CustomCalls& calls, std::span<const Variable> inputs);
 ///
 /// forward returns the result in memory of its own; backward the gradient of each input, undefined for one that has
 /// none. Inputs, result and dy are plain float32 tensors on one device; of a CPU data<float>() is the memory, on CUDA
-/// work belongs on the stream backend(dy).stream(dy.device()), a cudaStream_t. What forward keeps in members of the
-/// struct is there in backward.
+/// work belongs on the stream backend(dy).stream(dy.device()), a cudaStream_t. A result or gradient on cpu:0, as
+/// empty(shape) makes it, serves every CPU device. What forward keeps in members of the struct is there in backward.
 ///
 /// The result has the stamp of the inputs' batch if it has its rows. Where kSumsRows is true, the gradient of an input
 /// that is not part of the batch, a parameter, comes with a row for each of dy's in front, (N, ...), and duet adds

@@ -79,7 +79,6 @@ struct MatmulGradient {
 
 /// Checks the arguments of a linear layer; gives room for its output. `vectors`: x may have more than two dimensions.
 Tensor linear_output(const char* op, const Variable& x, const Variable& w, const Variable& b, bool vectors = false) {
-  require_one_device(op, {&x, &w, &b});
   if (vectors && x.defined() && x.shape().rank() > 2) {
     require_floats(op, x);
   } else {
@@ -106,6 +105,8 @@ Variable record_log_softmax(const Tensor& y, const Variable& x) {
 }  // namespace
 
 Variable linear(const Variable& input, const Variable& w, const Variable& b) {
+  if (const auto device = device_to_share("linear", {&input, &w, &b}))
+    return linear(on(*device, input), on(*device, w), on(*device, b));
   const Variable x = input.defined() ? to_plain(input) : input;
   const Tensor y = linear_output("linear", x, w, b, true);
   backend(y).linear_forward(x.value(), w.value(), value_or_none(b), y);
@@ -114,6 +115,8 @@ Variable linear(const Variable& input, const Variable& w, const Variable& b) {
 
 Variable linear_relu_dropout(const Variable& x, const Variable& w, const Variable& b, const DropoutKey& key) {
   if (checks_finite() || (x.defined() && x.value().stamp().outer > 0)) return dropout(relu(linear(x, w, b)), key);
+  if (const auto device = device_to_share(LinearReluDropoutGradient::kName, {&x, &w, &b}))
+    return linear_relu_dropout(on(*device, x), on(*device, w), on(*device, b), key);
   const Tensor y = linear_output(LinearReluDropoutGradient::kName, x, w, b);
   require_probability(LinearReluDropoutGradient::kName, key.p);
   backend(y).linear_relu_dropout_forward(x.value(), w.value(), value_or_none(b), y, key);
@@ -157,7 +160,7 @@ Variable softmax(const Variable& input, int dimension) {
 Variable matmul(const Variable& left, const Variable& right) {
   constexpr const char* kOp = MatmulGradient::kName;
   for (const Variable* const x : {&left, &right}) require_floats(kOp, *x);
-  require_one_device(kOp, {&left, &right});
+  if (const auto device = device_to_share(kOp, {&left, &right})) return matmul(on(*device, left), on(*device, right));
   const Variable a = to_plain(left), b = to_plain(right);
   const int rank = a.shape().rank();
   bool fits = rank >= 2 && b.shape().rank() >= 2 && a.shape()[-1] == b.shape()[-2];
@@ -177,7 +180,7 @@ const Edge* log_softmax_argument(const Variable& y) {
 }
 
 Variable linear_log_softmax(const Variable& x, const Variable& w, const Variable& b) {
-  if (checks_finite()) return log_softmax(linear(x, w, b));
+  if (checks_finite() || device_to_share("linear_log_softmax", {&x, &w, &b})) return log_softmax(linear(x, w, b));
   const Tensor y = linear_output("linear_log_softmax", x, w, b);
   backend(y).linear_log_softmax_forward(x.value(), w.value(), value_or_none(b), y);
   return record_log_softmax(y, record_linear(y, x, w, b));

@@ -177,6 +177,11 @@ bool divide_by_batch(std::span<const Variable> losses) {
   return batch;
 }
 
+void require_beside(const char* op, const Variable& x, const Tensor& other, const char* what) {
+  require<DeviceError>(on(x.device(), other).device() == x.device(), op, ": input on ", x.device(), ", ", what, " on ",
+                       other.device(), ", expected one device: ", kMakeThere);
+}
+
 /// Checks (N, ..., C) logits and (N, ...) labels.
 void require_labels(const char* op, const Variable& x, const Tensor& labels) {
   if (!x.defined() || x.shape().rank() < 3) require_rank(op, x, 2, "(N, C)");
@@ -185,13 +190,13 @@ void require_labels(const char* op, const Variable& x, const Tensor& labels) {
   for (int d = 0; d < x.shape().rank() - 1; ++d) expected.append(x.shape()[d]);
   require<ShapeError>(labels.shape() == expected && labels.dtype() == DType::i64, op, ": labels ", labels.shape(), " ",
                       name(labels.dtype()), ", expected ", expected, " i64");
-  require<DeviceError>(labels.device() == x.device(), op, ": input on ", x.device(), ", labels on ", labels.device());
+  require_beside(op, x, labels, "labels");
 }
 
 /// The logits and labels of all places of all rows as rows of a batch, and the factors of that batch's loss.
 struct LabelledRows {
   LabelledRows(const char* op, const Variable& logits, const Tensor& of)
-      : x(logits), labels(of), factors(op, logits.value(), of, of.shape().count_from(1)) {
+      : x(logits), labels(on(x.device(), of)), factors(op, logits.value(), of, of.shape().count_from(1)) {
     if (x.shape().rank() == 2) return;
     x = reshape(x, {vectors_of(x.shape()), x.size(-1)});
     labels = labels.reshape({labels.count()});
@@ -392,7 +397,7 @@ Variable prediction(const char* op, const Variable& input, const Tensor& target)
   const Variable x = to_plain(input);
   require<ShapeError>(x.shape() == target.shape() && x.shape().rank() >= 1, op, ": input ", x.shape(), " and target ",
                       target.shape(), " differ");
-  require<DeviceError>(target.device() == x.device(), op, ": input on ", x.device(), ", target on ", target.device());
+  require_beside(op, x, target, "target");
   return x;
 }
 
@@ -423,13 +428,14 @@ Variable element_loss(const Variable& x, const Tensor& target) {
 
 template <Pointwise kFunction>
 Variable checked_loss(const Variable& x, const Tensor& target) {
-  return element_loss<kFunction>(prediction(loss_of(kFunction).name, x, target), target);
+  return element_loss<kFunction>(prediction(loss_of(kFunction).name, x, target), on(x.device(), target));
 }
 
 }  // namespace
 
-Variable mse_loss(const Variable& input, const Tensor& target) {
-  const Variable x = prediction("mse_loss", input, target);
+Variable mse_loss(const Variable& input, const Tensor& of) {
+  const Variable x = prediction("mse_loss", input, of);
+  const Tensor target = on(x.device(), of);
   const Factors factors(MseLossGradient::kName, x.value(), target, x.shape().count_from(1));
   const LossPlace loss(x.value());
   backend(target).mse_loss_forward(x.value(), target, factors.value, loss.whole);

@@ -172,7 +172,8 @@ Variable binary(const Operand& left_side, const Operand& right_side) {
   require<UsageError>(!left_side.is_number || !right_side.is_number, kOp, ": got two numbers, expected a tensor");
   for (const Operand* const side : {&left_side, &right_side})
     if (!side->is_number) require_floats(kOp, side->tensor);
-  require_one_device(kOp, {&left, &right});
+  if (const auto device = device_to_share(kOp, {&left, &right}))
+    return binary<kFunction>(on(*device, left), on(*device, right));
   const auto number = static_cast<float>(left_side.is_number ? left_side.number : right_side.number);
   const Variable& first = left.defined() ? left : right;
   const bool both = left.defined() && right.defined();

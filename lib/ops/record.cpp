@@ -45,4 +45,20 @@ unsigned kinds_of_result(const Tensor& result, std::span<const Variable* const> 
   return kinds | (in & (kBatchMean | kBatchSum)) | (sums ? unsigned{kBatchMean} : 0);
 }
 
+std::optional<Device> device_to_share(const char* op, std::initializer_list<const Variable*> inputs) {
+  Device device;  // the first that is not cpu:0, if there is one
+  for (const Variable* const input : inputs)
+    if (input->defined() && device == Device{}) device = input->device();
+  bool shares = false;
+  for (const Variable* const input : inputs) {
+    if (!input->defined() || input->device() == device) continue;
+    const bool trained = recorded({input}) && dynamic_cast<const Leaf*>(input->edge().node.get()) != nullptr;
+    require<DeviceError>(is_shared(*input, device), op, ": arguments lie on ", device, " and ", input->device(),
+                         ", expected one device: ",
+                         trained ? "register a tensor with gradients as a parameter of the module" : kMakeThere);
+    shares = true;
+  }
+  return shares ? std::optional(device) : std::nullopt;
+}
+
 }  // namespace duet::ops

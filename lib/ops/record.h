@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <initializer_list>
+#include <optional>
 #include <ostream>
 #include <span>
 #include <tuple>
@@ -145,15 +146,25 @@ inline Tensor result_of(const Variable& x, const Shape& shape, Layout layout = L
 /// An argument that may be undefined.
 inline Tensor value_or_none(const Variable& x) { return x.defined() ? x.value() : Tensor(); }
 
-/// Throws DeviceError unless all defined inputs lie on one device.
-inline void require_one_device(const char* op, std::initializer_list<const Variable*> inputs) {
-  const Variable* first = nullptr;
-  for (const Variable* input : inputs) {
-    if (!input->defined()) continue;
-    if (first == nullptr) first = input;
-    require<DeviceError>(input->device() == first->device(), op, ": arguments lie on ", first->device(), " and ",
-                         input->device(), ", expected one device");
-  }
+/// How an error about devices ends.
+inline constexpr const char kMakeThere[] = "make constants there, by zeros_like(x, shape) or t.to(x.device())";
+
+/// Whether x is a constant on cpu:0, where programs make tensors, and `device` is a CPU device, which shares its
+/// memory.
+inline bool is_shared(const Variable& x, Device device) {
+  return device.kind == DeviceKind::cpu && x.device() == Device{} && !recorded({&x});
+}
+
+/// Returns the CPU device that an operator's inputs have in common if those that is_shared() names become on() it;
+/// nothing if all defined inputs lie on one device already. Throws DeviceError for inputs on other devices.
+std::optional<Device> device_to_share(const char* op, std::initializer_list<const Variable*> inputs);
+
+/// Returns x as a tensor of `device` in the same memory if it is_shared(), else x itself.
+inline Variable on(Device device, const Variable& x) {
+  return x.defined() && x.device() != device && is_shared(x, device) ? Variable(x.value().alias(device)) : x;
+}
+inline Tensor on(Device device, const Tensor& x) {
+  return x.device() == Device{} && device.kind == DeviceKind::cpu ? x.alias(device) : x;
 }
 
 /// A variable's shape, put into words only when a message is: a step that checks its arguments allocates nothing.

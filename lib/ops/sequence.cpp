@@ -37,14 +37,16 @@ Tensor causal_mask(std::int64_t queries, std::int64_t keys, Device device) {
 
 }  // namespace
 
-Variable embedding(const Variable& table, const Tensor& indices) {
+Variable embedding(const Variable& rows, const Tensor& places) {
   constexpr const char* kOp = EmbeddingGradient::kName;
-  require_rank(kOp, table, 2, "(V, C)");
+  require_rank(kOp, rows, 2, "(V, C)");
+  const Tensor indices = places.defined() ? on(rows.device(), places) : places;
   require<ShapeError>(indices.defined() && indices.dtype() == DType::i64 && indices.shape().rank() >= 1, kOp,
                       ": got indices ", ShapeText{indices.defined() ? Variable(indices) : Variable()},
                       indices.defined() ? name(indices.dtype()) : "", ", expected (N, ...) i64");
+  const Variable table = on(indices.device(), rows);
   require<DeviceError>(indices.device() == table.device(), kOp, ": table on ", table.device(), ", indices on ",
-                       indices.device());
+                       indices.device(), ", expected one device: ", kMakeThere);
   Shape shape = indices.shape();
   shape.append(table.size(1));
   Tensor y = empty(shape, DType::f32, table.device());

@@ -181,6 +181,6 @@ TEST_CASE("arithmetic refuses shapes that do not broadcast, other types, and two
   CHECK_THROWS_WITH(Variable() * x, "mul: got nothing, expected a tensor");
   CHECK_THROWS_WITH(ops::mul(2, 3), "mul: got two numbers, expected a tensor");
   CHECK_THROWS_WITH(ops::sigmoid(Variable()), "sigmoid: got nothing, expected a tensor");
-  CHECK_THROWS_AS(x + Variable(zeros({2, 3}).to({DeviceKind::cpu, 1})), DeviceError);
+  CHECK_THROWS_AS(Variable(zeros({2, 3}), true) + zeros({2, 3}).to({DeviceKind::cpu, 1}), DeviceError);
   CHECK_THROWS_AS(Variable(zeros({1, 1, 1, 1, 1, 1})) + Variable(zeros({1, 1, 1, 1, 1, 1, 1})), ShapeError);
 }

@@ -143,8 +143,9 @@ TEST_CASE("what an operator of one's own gives back is checked") {
   batch.set_stamp({1, 0, 2});
   CHECK_THROWS_WITH(ops::custom(Summed{}, {Variable(batch), b}).backward(zeros({2, 3})),
                     "scaled: the gradient of input 1 is f32[3] plain on cpu:0, expected f32[2, 3] plain on cpu:0");
-  CHECK_THROWS_WITH(ops::custom(Scaled{}, {x, Variable(zeros({3}).to({DeviceKind::cpu, 1}))}),
-                    "scaled: arguments lie on cpu:0 and cpu:1, expected one device");
+  CHECK_THROWS_WITH(ops::custom(Scaled{}, {b, Variable(zeros({3}).to({DeviceKind::cpu, 1}))}),
+                    "scaled: arguments lie on cpu:1 and cpu:0, expected one device: register a tensor with gradients "
+                    "as a parameter of the module");
   CHECK_THROWS_WITH(ops::custom(Scaled{}, {}), "scaled: got no inputs, expected 1 or more");
 }
 

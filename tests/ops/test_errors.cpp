@@ -15,7 +15,9 @@ const Window2d kConv = {3, 3, 1, 1, 1, 1}, kPool = {2, 2, 2, 2, 0, 0};
 
 Variable of(const Shape& shape) { return Variable(zeros(shape)); }
 Variable bytes(const Shape& shape) { return Variable(zeros(shape, DType::u8)); }
-/// The same on cpu:1.
+const std::string kRegister = ", expected one device: register a tensor with gradients as a parameter of the module";
+Variable leaf(const Shape& shape) { return Variable(zeros(shape), true); }
+/// The first on cpu:1.
 Variable elsewhere(const Shape& shape) { return Variable(zeros(shape).to({DeviceKind::cpu, 1})); }
 
 }  // namespace
@@ -48,8 +50,8 @@ TEST_CASE("conv2d names both shapes that disagree") {
   CHECK_ERROR(ops::conv2d(x, w, b, kConv, 0), ShapeError, "conv2d: 4 output channels do not divide into 0 groups");
   CHECK_ERROR(ops::conv2d(of({2, 0, 8, 8}), of({4, 0, 3, 3}), b, kConv), ShapeError,
               "conv2d: input [2, 0, 8, 8] has 0 channels, weights [4, 0, 3, 3] expect 0");
-  CHECK_ERROR(ops::conv2d(x, elsewhere({4, 3, 3, 3}), b, kConv), DeviceError,
-              "conv2d: arguments lie on cpu:0 and cpu:1, expected one device");
+  CHECK_ERROR(ops::conv2d(leaf({2, 3, 8, 8}), elsewhere({4, 3, 3, 3}), b, kConv), DeviceError,
+              "conv2d: arguments lie on cpu:1 and cpu:0" + kRegister);
 }
 
 TEST_CASE("conv_pool_relu checks the convolution, its windows and what is left to pool") {
@@ -89,8 +91,8 @@ TEST_CASE("linear, log_softmax and flatten name what they got") {
   CHECK_ERROR(ops::linear(of({2, 5, 1}), of({3, 5}), Variable()), ShapeError,
               "linear: input [2, 5, 1] and weights [3, 5] disagree about the number of inputs");
   CHECK_ERROR(ops::linear(of({5}), of({3, 5}), Variable()), ShapeError, "linear: got shape [5], expected (N, ..., I)");
-  CHECK_ERROR(ops::linear(of({2, 5}), elsewhere({3, 5}), Variable()), DeviceError,
-              "linear: arguments lie on cpu:0 and cpu:1, expected one device");
+  CHECK_ERROR(ops::linear(leaf({2, 5}), elsewhere({3, 5}), Variable()), DeviceError,
+              "linear: arguments lie on cpu:1 and cpu:0" + kRegister);
   CHECK_ERROR(ops::linear_relu_dropout(of({2, 4}), of({3, 5}), Variable(), {}), ShapeError,
               "linear_relu_dropout: input [2, 4] and weights [3, 5] disagree about the number of inputs");
   CHECK_ERROR(ops::linear_relu_dropout(of({2, 5}), of({3, 5}), Variable(), {.p = 1.0f}), UsageError,
@@ -102,8 +104,7 @@ TEST_CASE("linear, log_softmax and flatten name what they got") {
 TEST_CASE("add, relu, dropout and flatten refuse other dtypes and nothing") {
   CHECK_ERROR(ops::add(of({2, 3}), of({3, 2})), ShapeError,
               "add: shapes [2, 3] and [3, 2] differ in dimension -2, expected equal sizes or 1");
-  CHECK_ERROR(ops::add(of({2}), elsewhere({2})), DeviceError,
-              "add: arguments lie on cpu:0 and cpu:1, expected one device");
+  CHECK_ERROR(ops::add(leaf({2}), elsewhere({2})), DeviceError, "add: arguments lie on cpu:1 and cpu:0" + kRegister);
   CHECK_ERROR(ops::add(of({2}), bytes({2})), ShapeError, "add: got u8, expected f32");
   CHECK_ERROR(ops::relu(bytes({2})), ShapeError, "relu: got u8, expected f32");
   CHECK_ERROR(ops::dropout(bytes({2}), DropoutKey{0, 0, 0, 0.5f}), ShapeError, "dropout: got u8, expected f32");
@@ -169,7 +170,8 @@ TEST_CASE("losses check labels and targets") {
   CHECK_ERROR(ops::nll_loss(of({3, 4}), labels), ShapeError, "nll_loss: labels [2] i64, expected [3] i64");
   CHECK_ERROR(ops::nll_loss(of({2, 4}), zeros({2})), ShapeError, "nll_loss: labels [2] f32, expected [2] i64");
   CHECK_ERROR(ops::nll_loss(of({2, 4}), labels.to({DeviceKind::cpu, 1})), DeviceError,
-              "nll_loss: input on cpu:0, labels on cpu:1");
+              "nll_loss: input on cpu:0, labels on cpu:1, expected one device: make constants there, by zeros_like(x, "
+              "shape) or t.to(x.device())");
   CHECK_ERROR(ops::cross_entropy(of({3, 4}), labels), ShapeError, "cross_entropy: labels [2] i64, expected [3] i64");
   CHECK_THROWS_WITH(ops::cross_entropy(of({2, 3}), labels, 0.1),
                     duet_test::ContainsSubstring("cross_entropy: Target 3 is out of bounds."));
