@@ -277,17 +277,6 @@ def check_fashion_mnist(programs, _, name):
         return difference("\n".join(whole[-3:]), "\n".join(rest), "resumed")
 
 
-def check_page(_, sources, name):
-    """The page shows lines of the program, of its module, and of its operator."""
-    program = ""
-    for source in (name, name + "_module", "own_operator"):
-        with open(os.path.join(sources, source + ".cpp"), encoding="utf-8") as file:
-            program += file.read()
-    with open(os.path.join(sources, "..", "docs", name + ".md"), encoding="utf-8") as file:
-        pieces = re.findall(r"```cpp\n(.*?)```", file.read(), re.S)
-    return "\n".join(piece for piece in pieces if piece not in program) if pieces else "no pieces of code"
-
-
 def check_image_folder(programs, _, name):
     """A folder of JPEGs, a class in each of its folders."""
     with tempfile.TemporaryDirectory() as folder:
@@ -414,7 +403,7 @@ CHECKS += [(check, name) for name in ("partition", "random_dataset_dp", "a_simpl
            for check in (check_help, check_wrong_arguments)]
 CHECKS += [(check, name) for name in ("train_dp", "train_ddp") for check in (check_training, check_wrapper_lines)]
 
-CHECKS += [(check_own_network, "own_network"), (check_page, "own_network"), (check_image_folder, "make_image_folder")]
+CHECKS += [(check_own_network, "own_network"), (check_image_folder, "make_image_folder")]
 CHECKS += [(check, name) for name in ("autoencoder", "char_gpt") for check in (check_learning, check_torch_losses)]
 CHECKS += [(check_gan, "gan"), (check_fashion_mnist, "fashion_mnist")]
 CHECKS += [(check, "imagenet") for check in (check_imagenet, check_imagenet_features, check_imagenet_errors)]

@@ -30,6 +30,8 @@ class Run {
   Mode mode() const { return mode_; }
   int rank() const;
   int size() const;
+  /// Null unless the mode is DDP.
+  ddp::ProcessGroup* group() const { return group_; }
   /// The model in the wrapper of the mode, on two devices or as one of two ranks; the model itself alone.
   nn::Module& wrap(nn::Module& model);
 
