@@ -85,10 +85,11 @@ std::string source_of(const ScalingRow& row) {
   return concat("measured (model ", row.error() < 0 ? "" : "+", fixed(100 * row.error(), 1), " %)");
 }
 
-/// "1.91x" if it was measured, else a range: `error` is the share by which the model may be off.
-std::string speedup_of(const ScalingRow& row, double error) {
-  if (row.measured || error == 0) return fixed(row.speedup, 2) + "x";
-  return concat(fixed(row.speedup * (1 - error), 2), " to ", fixed(row.speedup * (1 + error), 2), "x");
+/// A measured value, or a range if `error` is the share by which the model may be off.
+std::string range_text(const ScalingRow& row, double value, double error, const char* unit) {
+  const auto text = [](double number) { return grouped(std::llround(number)); };
+  if (row.measured || text(value * (1 - error)) == text(value * (1 + error))) return text(value) + unit;
+  return concat(text(value * (1 - error)), " to ", text(value * (1 + error)), unit);
 }
 
 std::vector<std::string> cells_of(const ScalingRow& row, double error) {
@@ -96,8 +97,8 @@ std::vector<std::string> cells_of(const ScalingRow& row, double error) {
           grouped(row.devices),
           grouped(row.hosts),
           grouped(row.batch),
-          grouped(std::llround(row.step_us)) + " us",
-          speedup_of(row, error),
+          range_text(row, row.step_us, error, " us"),
+          speedup_range(row, row.measured ? 0 : error, 2),
           fixed(100 * row.efficiency(), 0) + " %",
           row.devices == 1 ? "-" : row.computed.bounded_by(),
           source_of(row)};
@@ -155,28 +156,30 @@ int run(const PredictOptions& options, const std::string& command_line) {
   const Results results = with_model(options.results);
   const Run* const base = base_of(results);
   const NamedLink* const named = options.link.empty() ? nullptr : &named_link(options.link);
-  require<UsageError>(!named || !named->joins_gpus || !base || !base->on_cpu() || options.hosts.back() > 1,
-                      "--link is ", options.link,
+  require<UsageError>(!named || !named->joins_gpus || !base || !base->on_cpu(), "--link is ", options.link,
                       ", which joins GPUs, but the comparison ran on CPU devices: name a network, or give "
                       "--latency-us and --gbit");
-  const std::vector<ScalingRow> rows = scaling_rows(results, plan);
+  std::vector<ScalingRow> rows = scaling_rows(results, plan);
+  std::string why;
+  const std::optional<double> known = prediction_error(results, &why);
+  const std::string missing = missing_rows(options, rows);
+  if (!known) std::erase_if(rows, [](const ScalingRow& row) { return !row.measured; });
   const std::string link = link_line(options, plan, model_of(results));
   if (base) {
     const bool cpu = base->on_cpu();
     const std::string device = cpu ? results.machine.cpu : base->device;
     std::fprintf(out, "step: measured on %s (%s)\n", printable(device).c_str(),
-                 printable(cpu ? count_text(base->threads_per_device, "thread") : gpus_text(results.machine)).c_str());
+                 printable(cpu                            ? count_text(base->threads_per_device, "thread")
+                           : results.machine.gpus.empty() ? "a GPU"
+                                                          : results.machine.gpus[0])
+                     .c_str());
   }
   std::fprintf(out, "link: %s\n\n", link.c_str());
-  std::string why;
-  const std::optional<double> known = prediction_error(results, &why);
+  if (!known) std::fprintf(out, "warning: nothing is predicted: %s\n\n", why.c_str());
   const double error = known.value_or(0);
-  if (!known)
-    std::fprintf(out, "warning: the computed rows can't be trusted: %s.\n\n",
-                 why.empty() ? "other programs disturbed most rounds of the comparison" : why.c_str());
   for (const auto& line : aligned(table_of(rows, error), {0, 7, 8}))
     std::fprintf(out, "%s\n", table_line(line).c_str());
-  std::fprintf(out, "\n%s%s\n", missing_rows(options, rows).c_str(), kCaveat);
+  std::fprintf(out, "\n%s%s\n", missing.c_str(), kCaveat);
   for (const std::string& note : results.model_notes) std::fprintf(out, "Of the model: %s.\n", printable(note).c_str());
   if (!options.out.empty()) write_output(options.out, page_of(rows, error, link, command_line));
   write_json(options.json, to_json(rows));

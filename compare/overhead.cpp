@@ -4,7 +4,6 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
-#include <utility>
 
 #include "lib/error.h"
 #include "train/system/display.h"
@@ -69,9 +68,7 @@ std::optional<Overhead> taken_apart(const Results& results, const Run& run, std:
   const Run* const copies = timed_copies(results, run.devices);
   const bool parallel = run.mode == "averaging" || run.mode == "dp" || run.mode == "ddp";
   if (!single || !run.ok || !parallel || run.devices < 2) return std::nullopt;
-  const auto parts_of = [&](const Run& of) {
-    return round ? of.rounds_step_us.at(*round) : of.timed() ? of.step_us.scaled_to(step_us(results, of)) : of.step_us;
-  };
+  const auto parts_of = [&](const Run& of) { return round ? of.rounds_step_us.at(*round) : of.step_us; };
   const StepParts step = parts_of(run), alone = parts_of(*single).scaled(ideal_share(run, *single));
   if (alone.sum() <= 0 || step.sum() <= 0) return std::nullopt;
   std::optional<StepParts> waiting;
@@ -134,12 +131,15 @@ std::vector<OverheadPart> causes_of(const Results& results, const Run& run, cons
   constexpr double kSmall = 0.05;  // share of the loss
   std::vector<OverheadPart> causes;
   const std::optional<Interval> lost = lost_of(results, run);
-  if (load_of(results) || run.rounds_us.size() < kEnoughRounds || !lost || lost->low <= 0) return causes;
+  if (load_of(results) || run.mostly_busy() || !run.on_cpu() || run.rounds_us.size() < kEnoughRounds || !lost ||
+      lost->low <= 0)
+    return causes;
   for (auto part = overhead.parts.begin() + 1; part + 1 != overhead.parts.end(); ++part) {
     OverheadPart cause = *part;
     const std::optional<Interval> interval = cause.interval();
     if (interval) cause.us = interval->middle;
-    if (cause.us.value_or(0) >= kSmall * overhead.lost_us() && (!interval || interval->low > 0))
+    if (cause.us.value_or(0) >= kSmall * overhead.lost_us() &&
+        (part->rounds_us.empty() || (interval && interval->low > 0)))
       causes.push_back(cause);
   }
   std::stable_sort(causes.begin(), causes.end(), [](const auto& a, const auto& b) { return *a.us > *b.us; });

@@ -206,24 +206,27 @@ std::string base_note(const Results& results) {
 
 std::optional<Load> load_of(const Results& results) {
   Load load;
-  std::size_t rounds = 0, busy = 0;
-  for (const Run& run : results.runs)
-    for (std::size_t i = 0; run.ok && i < run.rounds_other_programs.size(); ++i) {
+  std::size_t rounds = 0, busy = 0, wrapped = 0, busy_wrapped = 0;
+  for (const Run& run : results.runs) {
+    if (!run.ok || run.rounds_other_programs.empty()) continue;
+    for (std::size_t i = 0; i < run.rounds_other_programs.size(); ++i) {
       ++rounds;
       if (!run.busy(i)) continue;
       ++busy;
       load.least = std::min(load.least, run.rounds_other_programs[i]);
       load.most = std::max(load.most, run.rounds_other_programs[i]);
     }
-  return 2 * busy > rounds ? std::optional(load) : std::nullopt;
+    const bool wraps = run.devices > 1 && (run.mode == "dp" || run.mode == "ddp");
+    wrapped += wraps;
+    busy_wrapped += wraps && run.mostly_busy();
+  }
+  const Run* const base = base_of(results);
+  const bool concludes =
+      2 * busy <= rounds && !(base && base->mostly_busy()) && (wrapped == 0 || busy_wrapped < wrapped);
+  return concludes ? std::nullopt : std::optional(load);
 }
 
-double step_us(const Results& results, const Run& run) {
-  const Run* const base = base_of(results);
-  const double own = static_cast<double>(run.batch) / run.samples_per_s * 1e6;
-  if (!base || !run.speedup || run.rounds_us.empty()) return own;
-  return static_cast<double>(run.batch) / (base->samples_per_s * *run.speedup) * 1e6;
-}
+double step_us(const Run& run) { return static_cast<double>(run.batch) / run.samples_per_s * 1e6; }
 
 void compare_with_single(Results& results) {
   const Run* const single = base_of(results);
@@ -234,8 +237,10 @@ void compare_with_single(Results& results) {
     run.speedup = times_as_fast(run, *single);
     if (!oversubscribed(results, run) && !run.is_torch())
       run.efficiency = *run.speedup / run.threads() * single->threads_per_device;
-    const std::optional<Interval> interval = ratio_interval(speed_ratios(run, *single));
-    if (interval && &run != single && concludes) {
+    const std::vector<double> ratios = speed_ratios(run, *single);
+    if (!ratios.empty()) run.scale_times(run.samples_per_s / (single->samples_per_s * *run.speedup));
+    const std::optional<Interval> interval = ratio_interval(ratios);
+    if (interval && &run != single && concludes && !run.mostly_busy()) {
       run.speedup_low = interval->low;
       run.speedup_high = interval->high;
     }

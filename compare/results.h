@@ -44,19 +44,20 @@ void change_texts(Results& results, const std::function<std::string(const std::s
 /// results.csv: one line per run; lists joined by spaces.
 std::string to_csv(const Results& results);
 
-/// Shares of the cores that other programs had in the rounds that they disturbed: the least and the most.
+/// Shares of a row's cores that other programs had in the rounds that they disturbed: the least and the most.
 struct Load {
   double least = 1, most = 0;
 };
-/// Returns the load if other programs disturbed most rounds of a comparison, which then concludes nothing; else null.
+/// Returns the load if other programs disturbed most rounds of a comparison, of its base or of all its rows of dp and
+/// ddp on several devices, so that it concludes nothing; else null.
 std::optional<Load> load_of(const Results& results);
 
-/// Fills speedup and efficiency of every run from base_of(), and ceiling_efficiency from `copies`. Speed-ups have no
-/// interval if load_of() tells why nothing is concluded.
+/// Fills speedup and efficiency of every run from base_of(), and ceiling_efficiency from `copies`. Runs that were
+/// mostly_busy() have no interval, and none has one if load_of() tells why nothing is concluded. A run's times become
+/// the base's by its speed-up, so that the ratio of two steps is that of the same rounds.
 void compare_with_single(Results& results);
-/// Returns the time of a step of a timed run, in microseconds: the base's divided by the run's speed-up, so that both
-/// are of the same rounds; the run's own if it has no speed-up.
-double step_us(const Results& results, const Run& run);
+/// Returns the time of a step of a timed run, in microseconds.
+double step_us(const Run& run);
 /// What speed-ups are over: `single` on one device with the usual threads, else averaging, ddp or dp on one, which run
 /// single's code there; null where none was timed.
 const Run* base_of(const Results& results);

@@ -35,7 +35,9 @@ Interval drawn_speedup(const Run& run) {
 
 std::string above_limit(const Results& results, const Run& run) {
   const Run* single = base_of(results);
-  if (!single || !run.ok || !run.speedup || (run.devices == 1 && !run.speedup_low) || run.is_torch()) return "";
+  if (!single || !run.ok || !run.speedup || load_of(results) || (run.devices == 1 && !run.speedup_low) ||
+      run.is_torch())
+    return "";
   const double least = run.speedup_low.value_or(*run.speedup), ideal = run.threads() / single->threads_per_device;
   if (run.on_cpu() && least > static_cast<double>(results.machine.cores) / single->threads_per_device)
     return "above the cores";

@@ -13,7 +13,7 @@ namespace duet::cli {
 
 /// One or two sentences: dp, ddp or one device on all cores, with the interval of its speed-up over single, or that no
 /// gain was measured. A mode gains where its interval lies above 1; the one whose lower end is highest is named first,
-/// and together with it those whose ratio to it holds 1. Where nothing was timed in rounds on devices with cores of
+/// and together with it those that are as fast within 5 %. Where nothing was timed in rounds on devices with cores of
 /// their own, that nothing is concluded, and why.
 std::string answer(const Results& results);
 /// How many times as fast duet's best mode is as PyTorch's best on as many cores; empty without both.

@@ -90,7 +90,7 @@ std::vector<ScalingRow> rows_of(const Results& results, const ScalingPlan& plan)
                 .link = link_of(plan, row)});
     row.measured = run != nullptr;
     row.step_us = checked_us(row, row.computed.total_us(), "model");
-    if (run) row.step_us = checked_us(row, step_us(results, *run), "samples_per_s");
+    if (run) row.step_us = checked_us(row, step_us(*run), "samples_per_s");
   }
   return rows;
 }
@@ -127,23 +127,32 @@ std::optional<SimulatedStep> predicted_step(const Results& results, const Run& r
 }
 
 std::optional<double> prediction_error(const Results& results, std::string* why) {
-  if (!results.model || load_of(results)) return std::nullopt;
+  if (!results.model) return std::nullopt;
+  const auto withheld = [why](const std::string& reason) {
+    if (why) *why = reason;
+    return std::nullopt;
+  };
+  if (load_of(results)) return withheld("other programs disturbed most rounds");
   const double of_batches = results.model->step.worst_error_share;
   double worst = of_batches;
   for (const Run& run : results.runs) {
     const std::optional<SimulatedStep> step = predicted_step(results, run);
     const std::optional<Interval> speedup = speedup_interval(run);
-    if (!step || !speedup) continue;
-    const double ratio = step->total_us() / step_us(results, run);  // above 1: too slow
+    if (!step || !speedup || run.devices < 2 || run.mostly_busy()) continue;
+    const double ratio = step->total_us() / step_us(run);  // above 1: too slow
     const double fastest = speedup->middle / speedup->high, slowest = speedup->middle / speedup->low;
     worst = std::max(worst, std::abs(ratio - 1));
-    if (ratio * (1 + of_batches) >= fastest && ratio * (1 - of_batches) <= slowest) continue;
-    if (why)
-      *why = concat("the model has ", fixed(100 * std::abs(ratio - 1), 0), " % ", ratio < 1 ? "less" : "more",
-                    " than was measured for a step of ", mode_on(results, run));
-    return std::nullopt;
+    if (ratio * (1 + of_batches) < fastest || ratio * (1 - of_batches) > slowest)
+      return withheld(concat("the model's step of ", mode_on(results, run), " is ", fixed(100 * std::abs(ratio - 1), 0),
+                             ratio < 1 ? " % shorter" : " % longer", " than measured"));
   }
-  return worst;
+  return worst < 1 ? std::optional(worst) : withheld("the intervals of the measured rows are too wide");
+}
+
+std::string speedup_range(const ScalingRow& row, double error, int digits) {
+  const double high = std::min(row.speedup * (1 + error), std::max(row.speedup, static_cast<double>(row.devices)));
+  const std::string low = fixed(row.speedup * (1 - error), digits), most = fixed(high, digits);
+  return low == most || row.devices == 1 ? fixed(row.speedup, digits) + "x" : low + " to " + most + "x";
 }
 
 std::vector<std::string> prediction_lines(const Results& results) {
@@ -164,7 +173,7 @@ std::vector<std::string> prediction_lines(const Results& results) {
   for (const Run& run : results.runs) {
     const std::optional<SimulatedStep> step = predicted_step(results, run);
     if (!step || run.devices < 2) continue;
-    const double predicted = step->total_us(), measured = step_us(results, run);
+    const double predicted = step->total_us(), measured = step_us(run);
     lines.push_back(concat(row_name(results, run), " on ", run.devices, " devices: predicted ", us_text(predicted),
                            " a step, measured ", us_text(measured), ", ", predicted < measured ? "" : "+",
                            fixed(100 * (predicted / measured - 1), 1), " %."));

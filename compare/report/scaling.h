@@ -53,6 +53,8 @@ std::optional<SimulatedStep> predicted_step(const Results& results, const Run& r
 /// timed row. Null if nothing may be predicted: most rounds were disturbed, or the model misses a row by more than that
 /// row's interval and the error over batches. Then `why`, if given, says so.
 std::optional<double> prediction_error(const Results& results, std::string* why = nullptr);
+/// "1.7 to 2.1x", at most the ideal: the speed-up of a computed row with this prediction_error().
+std::string speedup_range(const ScalingRow& row, double error, int digits);
 
 /// The model in sentences, for the terminal: the costs of a step, the break-even batch, and each predicted cell next to
 /// what was measured; and why there is none, or what it lacks. Empty where no model was wanted.

@@ -77,7 +77,7 @@ Axis axis_of(const Results& results, const std::vector<const Run*>& rows, std::s
   const Run* const base = base_of(results);
   double ideal = 1;
   for (const Run* run : rows) {
-    if (!run->speedup || !above_limit(results, *run).empty()) continue;
+    if (!base || !run->speedup || !above_limit(results, *run).empty()) continue;
     ideal = std::max(ideal, oversubscribed(results, *run) ? 1 : run->threads() / base->threads_per_device);
     axis.high = std::max({axis.high, ideal, run->speedup_high.value_or(*run->speedup)});
     axis.low = std::min(axis.low, run->speedup_low.value_or(*run->speedup));
@@ -98,7 +98,7 @@ std::string picture(const Results& results, const Run& run, const Axis& axis) {
     text[low] = '[';
     text[high] = interval->high > axis.high ? '>' : ']';
   }
-  text[axis.at(*run.speedup)] = '+';
+  text[axis.at(*run.speedup)] = *run.speedup > axis.high ? '>' : '+';
   return text;
 }
 
@@ -139,9 +139,9 @@ Lines rows_block(const Results& results, const std::vector<const Run*>& rows, st
     }
     const std::string mark = above_limit(results, *run).empty() ? " " : "!";
     const std::string speed = run->speedup ? fixed(*run->speedup, 2) + mark : "- ";
-    const double us = run->timed() ? step_us(results, *run) : 0;
+    const double us = run->timed() ? step_us(*run) : 0;
     const std::string step = run->timed() ? unit_of(us).text(us) : "-";
-    const std::string rate = run->timed() ? rate_text(static_cast<double>(run->batch) / us * 1e6) : "-";
+    const std::string rate = run->timed() ? rate_text(run->samples_per_s) : "-";
     lines.push_back(
         cut(line(title, picture(results, *run, axis), speed, step, rate, bits_text(results, *run)), columns));
   }
@@ -164,7 +164,7 @@ Lines parts_of(const Results& results, const Run& run, const std::vector<Overhea
     add(*part.us, range ? concat(" (", unit.number(range->low), "..", unit.number(range->high), ")") : "",
         part_text(results, run, part));
   }
-  add(rest, "", rest < 0 ? "other, which the parts above count twice" : "other");
+  add(rest, "", rest < 0 ? "the parts, measured apart, exceed the whole" : "not explained");
   return lines;
 }
 
@@ -192,6 +192,7 @@ Lines why_block(const Results& results, std::size_t columns) {
 }
 
 Lines more_devices_block(const Results& results, std::size_t columns) {
+  if (load_of(results)) return {};
   std::string why;
   const std::optional<double> error = prediction_error(results, &why);
   if (!error) return why.empty() ? Lines() : wrapped(concat("Nothing is predicted: ", why, "."), columns, kIndent);
@@ -203,8 +204,7 @@ Lines more_devices_block(const Results& results, std::size_t columns) {
     std::string modes;
     for (const ScalingRow& row : scaling_rows(results, {.devices = {devices}, .weak = results.weak}))
       if ((row.mode == Mode::dp || row.mode == Mode::ddp) && row.devices == devices)
-        modes += concat(modes.empty() ? " " : ", ", name(row.mode), " ", fixed(row.speedup * (1 - *error), 1), " to ",
-                        fixed(row.speedup * (1 + *error), 1), "x");
+        modes += concat(modes.empty() ? " " : ", ", name(row.mode), " ", speedup_range(row, *error, 1));
     if (!modes.empty()) text += concat(shown++ > 0 ? "; on " : " on ", devices, " devices", modes);
   }
   return shown > 0 ? wrapped(text + ".", columns, kIndent) : Lines();
@@ -213,6 +213,7 @@ Lines more_devices_block(const Results& results, std::size_t columns) {
 /// What single's own code under other names reads: how far a speed-up may be off. Steps of a mode without graphs are
 /// other code than a replayed one of single.
 std::string noise_note(const Results& results) {
+  if (load_of(results)) return "";
   const Run* const base = base_of(results);
   std::vector<double> speedups;
   for (const Run& run : results.runs)
@@ -227,10 +228,15 @@ std::string noise_note(const Results& results) {
 
 /// Rounds that are left out.
 std::string disturbed_note(const Results& results) {
+  if (load_of(results)) return "";
   std::vector<std::string> items;
-  for (const Run& run : results.runs)
-    if (const std::int64_t rounds = run.disturbed_rounds(); run.ok && rounds > 0)
+  for (const Run& run : results.runs) {
+    const std::int64_t rounds = run.disturbed_rounds();
+    if (run.ok && run.mostly_busy())
+      items.push_back("most rounds of " + row_label(results, run));
+    else if (run.ok && rounds > 0)
       items.push_back(concat(rounds, rounds == 1 ? " round of " : " rounds of ", row_label(results, run)));
+  }
   if (items.empty()) return "";
   return concat("Left out, as other programs had its cores: ", listed(items), ".");
 }

@@ -9,7 +9,6 @@
 
 #include "compare/report/evidence.h"
 #include "compare/report/report.h"
-#include "compare/report/scaling.h"
 #include "lib/base/text.h"
 #include "lib/error.h"
 #include "train/measure/json_fields.h"
@@ -56,7 +55,10 @@ std::vector<double> row_times(const Run& run) {
   return times;
 }
 
-double row_us(const Results& results, const Run& run) { return step_us(results, run) / static_cast<double>(run.batch); }
+/// The median step of the rounds that row_times() counts, else of all steps.
+double median_step_us(const Run& run) {
+  return run.rounds_us.empty() ? step_us(run) : median(row_times(run)) * static_cast<double>(run.batch);
+}
 
 std::vector<Pair> pairs_of(const Results& a, const Results& b) {
   std::vector<Pair> pairs;
@@ -64,12 +66,9 @@ std::vector<Pair> pairs_of(const Results& a, const Results& b) {
     Pair pair{.label = label_of(a, run), .a = &run, .b = find_labelled(b, label_of(a, run))};
     if (!pair.b) continue;
     if (run.ok && pair.b->ok && run.timed() && pair.b->timed()) {
-      pair.interval = ratio_of_medians(row_times(run), row_times(*pair.b));
-      pair.speed = row_us(a, run) / row_us(b, *pair.b);
-      if (pair.interval) {  // of the steps that the table shows, which are of rounds in common with single
-        const double scale = *pair.speed / pair.interval->middle;
-        pair.interval = Interval{*pair.speed, pair.interval->low * scale, pair.interval->high * scale};
-      }
+      if (!load_of(a) && !load_of(b)) pair.interval = ratio_of_medians(row_times(run), row_times(*pair.b));
+      const double rows = static_cast<double>(pair.b->batch) / static_cast<double>(run.batch);
+      pair.speed = pair.interval ? pair.interval->middle : rows * median_step_us(run) / median_step_us(*pair.b);
     }
     pairs.push_back(pair);
   }
@@ -118,10 +117,8 @@ std::string machine_text(const Results& results) {
                 results.runs.empty() ? "" : concat(" · runs on ", results.runs[0].device));
 }
 
-std::string step_text(const Results& results, const Run& run) {
-  if (!run.ok || !run.timed()) return "-";
-  const double us = step_us(results, run);
-  return unit_of(us).text(us);
+std::string step_text(const Run& run) {
+  return run.ok && run.timed() ? unit_of(median_step_us(run)).text(median_step_us(run)) : "-";
 }
 
 std::string speed_text(const Pair& pair) {
@@ -143,29 +140,35 @@ std::vector<std::vector<std::string>> table_within(const Results& a, const Resul
     };
     add({"mode", "step A", "step B", "speed-up A", "speed-up B", "B/A"});
     for (const Pair& pair : pairs)
-      add({pair.label, step_text(a, *pair.a), step_text(b, *pair.b), marked_speedup(a, *pair.a),
-           marked_speedup(b, *pair.b), speed_text(pair)});
+      add({pair.label, step_text(*pair.a), step_text(*pair.b), marked_speedup(a, *pair.a), marked_speedup(b, *pair.b),
+           speed_text(pair)});
     rows = aligned(rows, {0});
     if (width(table_line(rows[0])) + 1 <= columns) break;
   }
   return rows;
 }
 
-/// "B is 1.08 times as fast as A (1.05 to 1.11), with ddp 2", of A's fastest row that both have; empty without one.
-std::string conclusion(const Results& a, const Results& b, const std::vector<Pair>& pairs) {
-  if (load_of(a) || load_of(b)) return load_of(a) ? "A: " + answer(a) : "B: " + answer(b);
+/// "B is 1.08 times as fast as A (1.05 to 1.11), with ddp 2.", of A's fastest row that both have; or why nothing is
+/// concluded.
+std::string conclusion(const Results& a, const Results& b, const std::vector<Pair>& pairs, bool same_settings) {
+  constexpr const char* kNothing = "Nothing is concluded: ";
+  for (const auto& [name, results] : {std::pair{"A", &a}, std::pair{"B", &b}})
+    if (load_of(*results)) return concat(kNothing, "other programs disturbed most rounds of ", name, ".");
+  if (!same_settings) return concat(kNothing, "the settings differ.");
+  const auto fair = [](const Results& results, const Run& run) {
+    return above_limit(results, run).empty() && !oversubscribed(results, run);
+  };
   const Pair* best = nullptr;
   for (const Pair& pair : pairs)
-    if (pair.interval && !pair.a->is_torch() && pair.a->mode != "copies" &&
-        (best == nullptr || row_us(a, *pair.a) < row_us(a, *best->a)))
+    if (pair.interval && !pair.a->is_torch() && pair.a->mode != "copies" && fair(a, *pair.a) && fair(b, *pair.b) &&
+        (best == nullptr || pair.a->samples_per_s > best->a->samples_per_s))
       best = &pair;
-  if (best == nullptr) return "";
+  if (best == nullptr) return concat(kNothing, "no row of both was timed in rounds.");
   const Interval& speed = *best->interval;
-  const std::string with = ", with " + best->label + ".";
-  if (side_of(speed, 1) == Side::open && !equal_speeds(speed)) return concat("B and A ", not_told_apart(speed), with);
-  return concat("B is ",
-                side_of(speed, 1) == Side::open ? "as fast as A" : fixed(speed.middle, 2) + " times as fast as A", " (",
-                fixed(speed.low, 2), " to ", fixed(speed.high, 2), ")", with);
+  const bool open = side_of(speed, 1) == Side::open;
+  if (open && !equal_speeds(speed)) return concat("B and A ", not_told_apart(speed), ", with ", best->label, ".");
+  return concat("B is ", open ? "" : fixed(speed.middle, 2) + " times ", "as fast as A (", fixed(speed.low, 2), " to ",
+                fixed(speed.high, 2), "), with ", best->label, ".");
 }
 
 }  // namespace
@@ -204,7 +207,7 @@ std::string side_by_side(const Results& a, const Results& b, int columns, Termin
   for (const auto& [side, labels] : {std::pair{"A", only_in(a, b)}, std::pair{"B", only_in(b, a)}})
     if (!labels.empty()) say(concat("Only in ", side, ": ", listed(labels), "."));
   say(kNote);
-  if (differences.empty()) say(conclusion(a, b, pairs));
+  say(conclusion(a, b, pairs, differences.empty()));
   return text;
 }
 
@@ -214,9 +217,9 @@ std::string side_by_side_json(const Results& a, const Results& b) {
     return Json{{"duet", results.version}, {"cpu", machine.cpu}, {"cores", machine.cores}, {"gpus", machine.gpus}};
   };
   const auto known = [](const std::optional<double>& number) { return number ? Json(*number) : Json(); };
-  const auto run_of = [&](const Results& results, const Run& run) {
+  const auto run_of = [&](const Run& run) {
     return Json{{"ok", run.ok},
-                {"step_us", run.ok && run.timed() ? Json(step_us(results, run)) : Json()},
+                {"step_us", run.ok && run.timed() ? Json(median_step_us(run)) : Json()},
                 {"speedup", known(run.speedup)},
                 {"speedup_low", known(run.speedup_low)},
                 {"speedup_high", known(run.speedup_high)}};
@@ -229,8 +232,8 @@ std::string side_by_side_json(const Results& a, const Results& b) {
     Json& row = rows.emplace_back(Json{{"mode", pair.a->mode},
                                        {"devices", pair.a->devices},
                                        {"label", pair.label},
-                                       {"a", run_of(a, *pair.a)},
-                                       {"b", run_of(b, *pair.b)}});
+                                       {"a", run_of(*pair.a)},
+                                       {"b", run_of(*pair.b)}});
     row["b_over_a"] = known(pair.speed);
     row["b_over_a_low"] = pair.interval ? Json(pair.interval->low) : Json();
     row["b_over_a_high"] = pair.interval ? Json(pair.interval->high) : Json();

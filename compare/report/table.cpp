@@ -75,9 +75,7 @@ std::vector<std::string> cells_of(const Results& results, const Run* run) {
   if (results.weak) add("batch", [&] { return grouped(run->batch); });
   add("start", [&] { return seconds(run->startup_s) + " s"; });
   add("epoch", [&] { return epoch_text(run->epoch_s); });
-  add("samples/s", [&] {
-    return run->timed() ? rate_text(static_cast<double>(run->batch) / step_us(results, *run) * 1e6) : kNothing;
-  });
+  add("samples/s", [&] { return run->timed() ? rate_text(run->samples_per_s) : kNothing; });
   add("speed-up", [&] { return marked_speedup(results, *run); });
   add("efficiency", [&] { return efficiency_text(results, *run); });
   if (any_run(results, [](const Run& one) { return one.ceiling_efficiency.has_value(); }))

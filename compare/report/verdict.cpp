@@ -56,11 +56,12 @@ std::string devices_clause(const Results& results, const Candidates& best) {
   for (std::size_t i = 1; i < best.size(); ++i) {
     const Run& run = *best[i];
     const std::string mode = mode_over(results, run);
-    const std::optional<Interval> ratio = speed_against(first, run);
+    const std::optional<Interval> ratio = speed_against(run, first);
     if (side_of(ratio, 1) == Side::open && equal_speeds(ratio))
       text += " as with " + mode;
     else if (ratio && side_of(ratio, 1) == Side::open && gains(run))
-      text += concat("; ", mode, ", ", times(run), " ", range(run), ", and ", first.mode, " ", not_told_apart(*ratio));
+      text += concat("; ", mode, ", ", times(run), " ", range(run), ", and ", mode_over(results, first), " ",
+                     not_told_apart(*ratio));
     else if (gains(run) || loses(run))
       text += concat("; with ", mode, " ", times(run), " ", range(run));
     else
@@ -76,7 +77,7 @@ std::string no_gain(const Results& results, const Candidates& best) {
   for (const Run* const run : best) items.push_back(mode_over(results, *run) + " " + range(*run));
   const std::string at = concat(devices, " devices are at these times its speed: ", listed(items), ".");
   if (std::all_of(best.begin(), best.end(), [](const Run* run) { return loses(*run); }))
-    return "One device is the fastest here: " + at;
+    return concat("One device is faster than ", devices, ": ", at);
   const Run* const copies = find_run(results, "copies", devices);
   if (copies && gains(*copies))
     return concat(
@@ -115,10 +116,12 @@ const Run* best_wrapped(const Results& results) {
 }
 
 std::string answer(const Results& results) {
-  if (const std::optional<Load> load = load_of(results))
-    return concat("Other programs used ", fixed(100 * load->least, 0), " to ", fixed(100 * load->most, 0),
+  if (const std::optional<Load> load = load_of(results)) {
+    const std::string low = fixed(100 * load->least, 0), high = fixed(100 * load->most, 0);
+    return concat("Other programs used ", low, low == high ? "" : " to " + high,
                   " % of the cores in most rounds: nothing is concluded. Run the comparison again when they have "
                   "finished.");
+  }
   if (const std::string text = verdict(results); !text.empty()) return text;
   std::vector<std::string> reasons;
   if (largest_fair(results) < 2) reasons = crowded(results);

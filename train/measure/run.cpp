@@ -183,6 +183,24 @@ std::int64_t Run::disturbed_rounds() const {
   return rounds;
 }
 
+bool Run::mostly_busy() const {
+  std::size_t rounds = 0;
+  for (std::size_t i = 0; i < rounds_other_programs.size(); ++i) rounds += busy(i);
+  return 2 * rounds > rounds_other_programs.size();
+}
+
+void Run::scale_times(double factor) {
+  samples_per_s /= factor;
+  step_us = step_us.scaled(factor);
+  if (step_waiting_us) step_waiting_us = step_waiting_us->scaled(factor);
+  communication_us *= factor;
+  for (std::optional<double>* const us : {&communication_waiting_us, &communication_moving_us})
+    if (*us) **us *= factor;
+  for (std::vector<double>* const times :
+       {&epoch_s, &waiting_interval_us, &moving_interval_us, &rank_waiting_us, &rank_step_us})
+    for (double& time : *times) time *= factor;
+}
+
 Run with_rounds(Run run, const std::vector<Run>& all, std::int64_t images) {
   if (all.empty()) return run;
   const auto step_us = [](const Run& burst) { return burst.rounds_us.at(0); };

@@ -121,6 +121,10 @@ struct Run {
   /// Returns whether the times of a busy round are left out; never if that leaves fewer than three rounds.
   bool disturbed(std::size_t round) const;
   std::int64_t disturbed_rounds() const;
+  /// Returns whether most of its rounds were busy, so that nothing can be concluded from them.
+  bool mostly_busy() const;
+  /// Multiplies all times of a step and of an epoch, but those of single rounds.
+  void scale_times(double factor);
 
   /// Whether it is PyTorch's, which `mode` names: see TorchPeers; and run by Python, over its own backend.
   bool is_torch() const { return mode.starts_with("torch") || mode.starts_with("LibTorch"); }

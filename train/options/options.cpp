@@ -223,7 +223,8 @@ void add_show(CLI::App& app, ShowOptions& options) {
 }
 
 void add_predict(CLI::App& app, PredictOptions& options) {
-  app.add_option("results", options.results, "results.json of a comparison that has fitted a model")->type_name("FILE");
+  app.add_option("results", options.results, "results.json of a comparison that has fitted a model, or its folder")
+      ->type_name("FILE");
   add_counts(app, "--devices", options.devices, "1..8",
              "devices of one host: numbers separated by commas, or 1..8 for 1, 2, 4 and 8");
   add_counts(app, "--hosts", options.hosts, "1", "hosts, each with the most of these devices: as --devices");

@@ -82,6 +82,7 @@ std::string epoch_caption(const Results& results) {
     text += " The dashed grey line is single's time divided by the number of devices.";
   if (any_run(results, [](const Run& run) { return run.epoch_s.size() > 1; }))
     text += " Thick bars run from the fastest to the slowest epoch.";
+  if (load_of(results)) return text;
   for (const char* const mode : {"averaging", "dp", "ddp"}) {
     const Run* before = nullptr;
     for (const auto& [devices, run] : timed_runs(results, mode)) {
@@ -238,7 +239,8 @@ Chart speedup_chart(const Results& results) {
   // The legend has the modes first.
   std::stable_partition(chart.series.begin(), chart.series.end(),
                         [](const ChartSeries& series) { return series.shape == "bar"; });
-  chart.caption = "Bars are 95 % intervals where there were rounds.";
+  chart.caption = load_of(results) ? "Other programs disturbed most rounds: nothing is concluded."
+                                   : "Bars are 95 % intervals where there were rounds.";
   return chart;
 }
 
@@ -266,8 +268,9 @@ Chart overhead_chart(const Results& results) {
       if (!part->us) missing.insert(part->title);
       if (!part->us) continue;
       const std::optional<Interval> range = part->interval();
-      series.add(static_cast<double>(row), {*part->us, std::min(0.0, *part->us), std::max(0.0, *part->us)},
-                 concat(label, ", ", part->title, ": ", us_text(*part->us), range ? " " + us_ends(*range) : ""));
+      const double us = range ? range->middle : *part->us;
+      series.add(static_cast<double>(row), {us, std::min(0.0, us), std::max(0.0, us)},
+                 concat(label, ", ", part->title, ": ", us_text(us), range ? " " + us_ends(*range) : ""));
     }
     chart.series.push_back(series);
   }

@@ -20,6 +20,7 @@ void plant(Run& run, const StepParts& parts, double noise, std::uint64_t seed) {
   run.rounds_us.clear();
   run.rounds_step_us.clear();
   run.step_us = parts;
+  run.samples_per_s = static_cast<double>(run.batch) / parts.sum() * 1e6;
   for (int round = 0; round < 12; ++round) {
     StepParts now = parts;
     for (const PartName& part : kStepParts)
@@ -122,7 +123,7 @@ TEST_CASE("no sentence names a cause that the rounds don't show, the screen none
   for (std::uint64_t seed = 1; seed <= 20; ++seed) {
     INFO(seed);
     StepParts slow = half_and(&StepParts::communication, 10);
-    slow.forward += 1500;
+    slow.forward += 4000;
     const Results unclear = planted(kHalf, slow, 0.04, seed);
     const std::string text = duet_test::findings_text(unclear), screen = first_screen(unclear, {});
     CHECK_THAT(text, !duet_test::ContainsSubstring("waiting for all-reduces") &&
@@ -160,6 +161,23 @@ TEST_CASE("nothing is concluded or predicted if other programs disturbed most ro
   }
 }
 
+TEST_CASE("a row that other programs disturbed is left out, and only a comparison without others concludes nothing") {
+  Results results = planted(kHalf, kHalf, 0.002);
+  for (Run& run : results.runs) run.rounds_other_programs.assign(12, 0.01);
+  results.runs[1].rounds_other_programs.assign(12, 0.4);
+  compare_with_single(results);
+  CHECK_FALSE(load_of(results));
+  CHECK_FALSE(results.runs[1].speedup_low);
+  CHECK_THAT(answer(results), duet_test::ContainsSubstring("), with ddp."));
+  CHECK_THAT(first_screen(results, {}), duet_test::ContainsSubstring("its cores: most rounds of dp 2."));
+  results.runs[2].rounds_other_programs.assign(12, 0.4);
+  compare_with_single(results);
+  CHECK(answer(results).starts_with("Other programs used 40 % of the cores in most rounds: "));
+  for (Run& run : results.runs) run.rounds_other_programs.assign(12, run.mode == "single" ? 0.4 : 0.01);
+  compare_with_single(results);
+  CHECK(load_of(results));
+}
+
 TEST_CASE("a row's speed-up is the ratio of the steps that stand beside it, also of disturbed rounds") {
   Results results = planted(kHalf, half_and(&StepParts::communication, 1000), 0.02);
   for (std::size_t i = 0; i < 12; ++i)  // the machine slows down, and another program disturbs ddp once
@@ -168,7 +186,8 @@ TEST_CASE("a row's speed-up is the ratio of the steps that stand beside it, also
   results.runs[2].rounds_us[1] *= 3;
   compare_with_single(results);
   for (const Run& run : results.runs) {
-    CHECK(step_us(results, results.runs[0]) / step_us(results, run) == duet_test::Approx(*run.speedup));
+    CHECK(step_us(results.runs[0]) / step_us(run) == duet_test::Approx(*run.speedup));
+    CHECK(results.runs[0].step_us.sum() / run.step_us.sum() == duet_test::Approx(*run.speedup));
     if (run.speedup_low)
       CHECK_FALSE(Interval{*run.speedup, *run.speedup_low, *run.speedup_high}.excludes(*run.speedup));
   }
@@ -201,7 +220,7 @@ TEST_CASE("the headline says what to use, and by how much") {
   CHECK_THAT(answer(planted(slow, kHalf, 0.002)), duet_test::ContainsSubstring("), with ddp; with dp 1.67 times (1.6"));
   CHECK_THAT(answer(planted(slow, slow, 0.02)), duet_test::ContainsSubstring("), with dp as with ddp.") ||
                                                     duet_test::ContainsSubstring("), with ddp as with dp."));
-  begins(planted(slower, slower, 0.002), "One device is the fastest here: 2 devices are at these times its speed: ");
+  begins(planted(slower, slower, 0.002), "One device is faster than 2: 2 devices are at these times its speed: ");
   Results with_threads = planted(slow, slow, 0.002);
   with_threads.runs.push_back(with_threads.runs[0]);
   Run& threads = with_threads.runs.back();

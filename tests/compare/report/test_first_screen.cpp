@@ -65,7 +65,7 @@ TEST_CASE("the first screen of 100 columns, and of no terminal") {
       0.24 ms (0.17..0.28)   devices slow each other down, without exchange too (copies 1.93x)
       0.10 ms (0.10..0.10)   1.7 MB of gradients are moved and added
       0.10 ms                a batch of 64 costs more than its share of 128
-     -0.01 ms                other, which the parts above count twice
+     -0.01 ms                the parts, measured apart, exceed the whole
 
   Computed, not measured, for as many cores: on 4 devices ddp 1.5 to 2.6x, dp 1.7 to 2.9x; on 8
   devices ddp 2.2 to 3.7x, dp 2.3 to 3.8x.
@@ -95,7 +95,7 @@ TEST_CASE("the first screen of 80 columns leaves samples a second out") {
       0.24 ms (0.17..0.28)   devices slow each other down, without exchange too…
       0.10 ms (0.10..0.10)   1.7 MB of gradients are moved and added
       0.10 ms                a batch of 64 costs more than its share of 128
-     -0.01 ms                other, which the parts above count twice
+     -0.01 ms                the parts, measured apart, exceed the whole
 
   Computed, not measured, for as many cores: on 4 devices ddp 1.5 to 2.6x, dp
   1.7 to 2.9x; on 8 devices ddp 2.2 to 3.7x, dp 2.3 to 3.8x.

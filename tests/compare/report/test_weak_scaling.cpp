@@ -167,7 +167,7 @@ TEST_CASE("a model's rows are measured where their batches are, and predicted at
   CHECK(ddp.batch == 200);
   CHECK(ddp.step_us == Approx(11000));
   CHECK(ddp.speedup == Approx(20 / 11.0));
-  CHECK(step_us(results, results.runs[4]) == Approx(11000));
+  CHECK(step_us(results.runs[4]) == Approx(11000));
   CHECK(predicted_step(results, results.runs[4])->total_us() ==
         simulate_step(*results.model, {.mode = Mode::ddp, .devices = 2, .batch = 200}).total_us());
   if (!page_file("chart.js").empty())
