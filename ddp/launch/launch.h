@@ -101,14 +101,16 @@ struct LaunchResult {
 /// Runs `command` once per rank with torchrun's variables (RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT, ...)
 /// and OMP_NUM_THREADS=1 unless set, and returns when all ranks have ended. The first rank to fail ends the job: the
 /// others get SIGTERM, and SIGKILL after `grace`. SIGINT, SIGTERM, SIGHUP, SIGQUIT and a SIGPIPE that is not ignored
-/// are passed on to the ranks, and end the job likewise. What the ranks have started ends with this process, however it
-/// ends: they die with it, and a guard ends what they have left behind (docs/launching.md says what it does not find).
-/// Each is a process group of its own, reads /dev/null and has its output passed on in whole lines. Where nothing reads
-/// that output, the ranks' writes block once 1 MiB is queued; what is queued at the end of a failed job is dropped when
-/// its reader takes nothing for 10 s. The cause of a failure is the rank that failed first by itself: killed, or with
-/// an error of its own in the file that TORCHELASTIC_ERROR_FILE names to it, before those that only lost a peer. Call
-/// it from a thread that lives on until it returns, once at a time. Throws UsageError for a bad option or a program
-/// that cannot be started, CommError when the port is taken, DataError for a folder that cannot be written.
+/// are passed on to the ranks, and end the job likewise. SIGUSR1, SIGUSR2, SIGXCPU and SIGCONT, unless this program
+/// handles or ignores them, are passed on too; the job continues until a rank ends by one of them. What the ranks have
+/// started ends with this process, however it ends: they die with it, and a guard ends what they have left behind
+/// (docs/launching.md says what it does not find). Each is a process group of its own, reads /dev/null and has its
+/// output passed on in whole lines. Where nothing reads that output, the ranks' writes block once 1 MiB is queued; what
+/// is queued at the end of a failed job is dropped when its reader takes nothing for 10 s. The cause of a failure is
+/// the rank that failed first by itself: killed, or with an error of its own in the file that TORCHELASTIC_ERROR_FILE
+/// names to it, before those that only lost a peer. Call it from a thread that lives on until it returns, once at a
+/// time. Throws UsageError for a bad option or a program that cannot be started, CommError when the port is taken,
+/// DataError for a folder that cannot be written.
 LaunchResult launch(const LaunchOptions& options);
 
 /// Runs `body(rank)` in `ranks` processes and returns the exit code for main(): 0, 1, or 128 and the number of the
