@@ -111,10 +111,9 @@ void add_seconds(CLI::App& app, const std::string& names, ddp::Milliseconds& tim
 
 /// How the ranks find each other.
 void add_meeting(CLI::App& app, LaunchOptions& options) {
-  app.add_option(
-      both("--rdzv-endpoint"), options.rdzv_endpoint,
-      "HOST or HOST:PORT at which rank 0 serves the store. Default: 127.0.0.1 and a free port; required with "
-      "several hosts, with port 29500, or the first of --port-range, if none is given");
+  app.add_option(both("--rdzv-endpoint"), options.rdzv_endpoint,
+                 "HOST, HOST:PORT or [IPV6]:PORT at which rank 0 serves the store. Default: 127.0.0.1 and a free port; "
+                 "required with several hosts, with port 29500, or the first of --port-range, if none is given");
   app.add_option(both("--rdzv-backend"), options.rdzv_backend,
                  "torchrun's name for how ranks meet: static or c10d; with duet both mean the store of rank 0, and "
                  "that --node-rank says which host this is")
@@ -178,7 +177,9 @@ void add_elastic(CLI::App& app, ddp::LaunchOptions& job, std::string (*names)(co
 }
 
 void add_launch(CLI::App& app, LaunchOptions& options) {
-  app.footer("Underscores in place of dashes, as torchrun spells names, mean the same.");
+  app.footer(
+      "Underscores in place of dashes, as torchrun spells names, mean the same. SIGUSR1, SIGUSR2 and SIGXCPU, which "
+      "schedulers send before a time limit, reach the ranks; the job continues unless a rank ends by them.");
   app.add_option_function<std::string>(
          both("-n,--nproc,--nproc-per-node"), [&](const std::string& text) { options.job.ranks = count_of(text); },
          "number of processes (ranks) on this host, or cpu: one for each core, gpu: one for each GPU, auto: gpu where "
