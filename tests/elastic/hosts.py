@@ -192,29 +192,22 @@ class Tests:
 
         self.run("the arbiter is interrupted", "cnn", interrupt, ["ended by signal 2"],
                  {0: "exit code 130", 1: "exit code 1"}, True, **slow)
-        def interrupt_twice(hosts):
+        def interrupt_twice(hosts, late=False):
             hosts.await_step()
             with stopped(hosts.launchers[1]):
                 hosts.launchers[0].process.send_signal(signal.SIGINT)
                 while hosts.launchers[0].ranks():
                     time.sleep(0.01)
+                if late:
+                    hosts.launchers.append(hosts.start(1))
+                    hosts.launchers[2].process.wait(LIMIT)
                 hosts.launchers[0].process.send_signal(signal.SIGINT)
                 hosts.launchers[0].process.wait(4.5)  # host 1 would be waited for for 5 s
 
-        self.run("the arbiter is interrupted twice", "cnn", interrupt_twice, ["ended by signal 2"],
-                 {0: "exit code 130", 1: "exit code 1"}, True, **slow)
-
-        def come_late(hosts):
-            hosts.await_step()
-            with stopped(hosts.launchers[1]):
-                hosts.launchers[0].process.send_signal(signal.SIGINT)
-                while hosts.launchers[0].ranks():
-                    time.sleep(0.01)
-                hosts.launchers.append(hosts.start(1))
-                hosts.launchers[2].process.wait(LIMIT)
-
-        self.run("a launcher comes when the job is over", "cnn", come_late, ["host 1 has come when the job was over"],
-                 {0: "exit code 130", 1: "exit code 1", 2: "exit code 1"}, True, **slow)
+        ends = {0: "exit code 130", 1: "exit code 1", 2: "exit code 1"}
+        self.run("the arbiter is interrupted twice", "cnn", interrupt_twice, ["ended by signal 2"], ends, True, **slow)
+        self.run("a launcher comes when the job is over", "cnn", lambda hosts: interrupt_twice(hosts, True),
+                 ["host 1 has come when the job was over"], ends, True, **slow)
 
         def pause(hosts, count):
             hosts.await_step()
@@ -224,7 +217,8 @@ class Tests:
         self.run("both hosts are paused", "cnn", lambda hosts: pause(hosts, 2), **slow)
         self.run("host 0 is paused", "cnn", lambda hosts: pause(hosts, 1), [SILENT, "rank 2 is replaced"], {1: "exit code 1"},
                  **slow)
-        self.run("the arbiter is killed", "cnn", lambda hosts: kill(hosts, 0), ["the launcher of host 0 is gone"], {0: "exit code -9", 1: "exit code 1"}, True, **slow)
+        self.run("the arbiter is killed", "cnn", lambda hosts: kill(hosts, 0), ["the launcher of host 0 is gone"],
+                 {0: "exit code -9", 1: "exit code 1"}, True, **slow)
 
         def overwrite(hosts):
             hosts.await_step()
@@ -305,7 +299,8 @@ class Tests:
                         struck.append(rank)
                 elif what in ("again", "kill"):
                     hosts.launchers[host].process.kill()
-                    hosts.may_end |= set(range(count_of)) if host == 0 else {host}
+                    # It may not have come yet.
+                    hosts.may_end |= set(range(count_of)) if host == 0 or what == "kill" else {host}
                     if what == "again" and host > 0:
                         hosts.start_again(host)
                 elif what == "pause":

@@ -13,10 +13,14 @@
 #include <thread>
 #include <vector>
 
+#include "ddp/launch/job_hosts.h"
 #include "ddp/launch/job_memory.h"
+#include "ddp/launch/launch.h"
 #include "ddp/launch/launcher_link.h"
 #include "ddp/launch/losses.h"
+#include "ddp/launch/rank_environment.h"
 #include "ddp/store/store.h"
+#include "ddp/store/tcp_store.h"
 #include "lib/base/recovery.h"
 #include "lib/error.h"
 #include "tests/support/catch2.h"
@@ -172,6 +176,27 @@ TEST_CASE("a follower takes no decisions that an arbiter does not take") {
   JobLine line = hosts.follower.line(2, 0);
   line.committed = -2;
   CHECK_THROWS_AS(hosts.arbiter.arbiter().take(line), CommError);
+}
+
+TEST_CASE("the arbiter deletes the keys of generations in which no rank is any more") {
+  const ReservedPort port("127.0.0.1", 0);
+  JobLosses losses({2, 2, 0}, 9, false);
+  const LaunchOptions options{.nodes = 2};
+  const auto hosts =
+      make_job_arbiter(options, {port.port(), "run", std::string(32, 'a')}, losses.job(), losses.arbiter(), -1);
+  TcpStore store({.port = port.port(), .run = "run", .secret = std::string(32, 'a')});
+  JobMember zero(losses.job(), 0), one(losses.job(), 1);
+  zero.commit(after_step(5));
+  const std::int64_t before = store.num_keys();
+  for (std::uint32_t generation = 0; generation < 5; ++generation) {
+    store.set(hosts->store() + generation_prefix(generation) + "key", "");
+    CHECK(losses.lose(1) == Loss::replaced);
+    for (JobMember* const member : {&zero, &one}) member->arrive();
+    CHECK(zero.await_plan(generation + 1)->commits == after_step(5));
+    hosts->exchange(false);
+    CHECK(store.num_keys() == before);
+    zero.commit(after_step(5));
+  }
 }
 
 TEST_CASE("a launcher takes each item once, whichever texts do not arrive") {
