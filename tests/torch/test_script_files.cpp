@@ -14,6 +14,7 @@
 #include "lib/nn/network_module.h"
 #include "lib/tensor.h"
 #include "tests/support/catch2.h"
+#include "tests/support/said.h"
 #include "tests/support/scratch.h"
 
 // Not all of duet: its namespace torch would be as good as LibTorch's.
@@ -76,6 +77,32 @@ TEST_CASE("a file of another kind, or for other samples than its network takes, 
         file + ": expected TorchScript, torch.jit.script(model).save(FILE), but it is of torch.save");
   duet_test::write_text(file, std::string("\x80\2\x8a\x0al\xfc\x9c\x46\xf9 "));
   CHECK(message({3, 8, 8}).ends_with("but it is a Python pickle, such as a legacy file of torch.save"));
+}
+
+TEST_CASE("a TorchScript file tells its fixed mode and its fixed batch size") {
+  const duet_test::Scratch scratch;
+  const Shape sample{3, 8, 8};
+  /// Loads a network whose forward is this, and returns what is said.
+  const auto load = [&](const std::string& name, const std::string& body) {
+    ::torch::jit::Module script("Net");
+    script.register_parameter("weight", ::torch::full({192, 4}, 0.25).requires_grad_(), false);
+    script.register_attribute("training", c10::BoolType::get(), true);
+    script.define("def forward(self, x):\n    return " + body + "\n");
+    script.save(scratch.path(name));
+    const duet_test::Said said;
+    nn::load_script_network(scratch.path(name), sample);
+    return said.text();
+  };
+  const std::string product = "torch.flatten(x, 1).matmul(self.weight)";
+  CHECK(load("plain", "torch.dropout(" + product + ", 0.5, self.training)").empty());
+  CHECK_THAT(load("train", "torch.dropout(" + product + ", 0.5, True)"),
+             ContainsSubstring("was traced in train() mode, so evaluation runs dropout as training does"));
+  CHECK_THAT(load("eval", "torch.dropout(" + product + ", 0.5, False)"),
+             ContainsSubstring("was traced in eval() mode, so training runs dropout as evaluation does"));
+  for (const int batch : {1, 8})
+    CHECK_THROWS_WITH(
+        load("fixed" + std::to_string(batch), "x.view(" + std::to_string(batch) + ", 192).matmul(self.weight)"),
+        ContainsSubstring("takes batches of " + std::to_string(batch) + " samples only"));
 }
 
 TEST_CASE("a frozen TorchScript file cannot be trained") {
