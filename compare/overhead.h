@@ -40,8 +40,8 @@ std::optional<Interval> lost_of(const Results& results, const Run& run);
 bool explained(const Run& run, const Overhead& overhead);
 
 /// Returns the parts that may be named as causes of a loss, the largest first, each with the middle of its interval:
-/// those of at least a twentieth of it whose interval is above 0; a smaller batch has none. No part is named on GPUs, or
-/// unless the loss itself stands out of the rounds, of which there must be enough.
+/// those of at least a twentieth of it whose interval is above 0; a smaller batch has none. No part is named on GPUs,
+/// or unless the loss itself stands out of the rounds, of which there must be enough.
 std::vector<OverheadPart> causes_of(const Results& results, const Run& run, const Overhead& overhead);
 
 /// What a part is in a run, with the run's figures: "a batch of 64 costs more than its share of 128".
