@@ -315,6 +315,7 @@ std::unique_ptr<ProcessGroup> join_group(const InitOptions& options, const Rende
   init->set(concat("ready/", meeting.rank), "");
   store_barrier(*init, "ready", "connect", meeting, options.join_timeout);
   group->set_store(std::move(store));
+  leave_last(*init, "through", meeting.rank, meeting.world_size);
   return group;
 }
 

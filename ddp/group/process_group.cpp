@@ -352,6 +352,7 @@ void ProcessGroup::monitored_barrier(Milliseconds timeout) {
     store_->wait(keys, timeout);
     // All ranks have left the barrier before: no rank waits for its keys any more.
     store_->delete_key(keys_of(number - 1)[static_cast<std::size_t>(rank_)]);
+    leave_last(*store_, concat("duet/monitored_barrier/", number, "/through"), rank_, size_);
   } catch (const CommError&) {
     const std::vector<int> missing = ranks_without_key(*store_, keys);
     if (missing.empty()) throw;

@@ -84,7 +84,7 @@ Descriptor open_memory(Store& store, const std::string& key, const std::string& 
 }  // namespace
 
 // Every rank publishes its result under key/RANK: empty, or what failed. So all of them succeed or all of them throw.
-// The last that has read the results deletes them.
+// Rank 0, which may serve the store, leaves last and deletes them.
 SharedSegment::SharedSegment(Store& store, const std::string& key, int rank, int size, std::size_t bytes,
                              Milliseconds timeout, std::size_t later_bytes)
     : bytes_(bytes) {
@@ -108,7 +108,8 @@ SharedSegment::SharedSegment(Store& store, const std::string& key, int rank, int
     if (rank == 0) store.set(key + "/path", "");
   }
   const std::vector<std::string> failures = meet(store, key, rank, size, timeout, failure);
-  if (store.add(key + "/read", 1) == size) store.delete_prefix(key + "/");
+  leave_last(store, key + "/read", rank, size);
+  if (rank == 0) store.delete_prefix(key + "/");
   for (int peer = 0; peer < size; ++peer) {
     const std::string& text = failures[static_cast<std::size_t>(peer)];
     require<CommError>(text.empty(), "shared memory failed on rank ", peer, ": ", text);

@@ -336,6 +336,17 @@ std::vector<std::string> meet(Store& store, const std::string& prefix, int rank,
   return await_ranks(store, keys, rank, act, timeout);
 }
 
+void leave_last(Store& store, const std::string& prefix, int rank, int size) {
+  std::vector<std::string> keys = rank_keys(prefix, size);
+  try {
+    if (rank != 0) return store.set(keys[static_cast<std::size_t>(rank)], "");
+    keys.erase(keys.begin());
+    if (!keys.empty()) store.wait(keys, Milliseconds(10'000));
+    store.delete_prefix(prefix + "/");
+  } catch (const CommError&) {  // rank 0 has seen the key and ended; or a rank was lost, which its next call finds
+  }
+}
+
 std::vector<int> ranks_without_key(Store& store, const std::vector<std::string>& keys) {
   std::vector<int> ranks;
   try {

@@ -211,6 +211,9 @@ std::vector<std::string> await_ranks(Store& store, const std::vector<std::string
 /// Sets this rank's key, awaits the others, and returns the texts of all.
 std::vector<std::string> meet(Store& store, const std::string& prefix, int rank, int size, Milliseconds timeout,
                               const std::string& text = {}, const std::string& act = "connect");
+/// Ends a rendezvous: the others say that they need the store no more, for which rank 0, which may serve it, waits for
+/// at most 10 s.
+void leave_last(Store& store, const std::string& prefix, int rank, int size);
 /// The ranks whose key of rank_keys() is not set; none if the store is lost.
 std::vector<int> ranks_without_key(Store& store, const std::vector<std::string>& keys);
 

@@ -5,10 +5,12 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <chrono>
 #include <filesystem>
 #include <fstream>
 #include <functional>
+#include <future>
 #include <memory>
 #include <string>
 
@@ -33,6 +35,29 @@ TEST_CASE("a left-over file does not affect the next run") {
 }
 
 TEST_CASE("the last rank removes the file") {
+TEST_CASE("processes of an elastic job run the same program, and on a host the same libraries") {
+  const Scratch scratch;
+  FileStore store(scratch.path("store"), "run");
+  require_same_builds(store, 0, 0);
+  CHECK_NOTHROW(require_same_builds(store, 1, 0));
+  store.set("build/0/libc.so.6", "another");
+  CHECK_THROWS_WITH(require_same_builds(store, 1, 0),
+                    ContainsSubstring("libc.so.6 of process 1 is another build than"));
+  CHECK_NOTHROW(require_same_builds(store, 1, 1));
+  store.set("build/0/", "another");
+  CHECK_THROWS_AS(require_same_builds(store, 1, 1), UsageError);
+}
+
+TEST_CASE("rank 0 leaves a rendezvous last") {
+  const Scratch scratch;
+  FileStore store(scratch.path("store"), "run");
+  std::atomic<bool> left = false;
+  auto first = std::async(std::launch::async, [&] { return leave_last(store, "key", 0, 2), left.load(); });
+  left = true;
+  leave_last(store, "key", 1, 2);
+  CHECK(first.get());
+}
+
   const Scratch scratch;
   const std::string path = scratch.path("store");
   auto first = std::make_unique<FileStore>(path, "run", 2);
