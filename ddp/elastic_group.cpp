@@ -14,6 +14,7 @@
 
 #include "ddp/connect.h"
 #include "ddp/launch/error_file.h"
+#include "ddp/same_builds.h"
 #include "ddp/store/file_store.h"
 #include "lib/base/environment.h"
 #include "lib/base/fault_point.h"
@@ -309,6 +310,7 @@ std::unique_ptr<ProcessGroup> make_elastic_group(const ElasticOptions& options) 
   auto group = std::make_unique<ElasticGroup>(std::move(memory), options.rank, process, store, options.backend,
                                               options.device, options.join_timeout, connect_generation);
   group->set_store(std::make_shared<PrefixStore>(store, "user/"));
+  require_same_builds(*store, process, options.host);
   return group;
 }
 

@@ -14,6 +14,7 @@
 #include <memory>
 #include <string>
 
+#include "ddp/same_builds.h"
 #include "ddp/store/file_store.h"
 #include "lib/error.h"
 #include "tests/support/catch2.h"
@@ -34,7 +35,6 @@ TEST_CASE("a left-over file does not affect the next run") {
   CHECK(FileStore(path, "run 1").get("key") == "old");
 }
 
-TEST_CASE("the last rank removes the file") {
 TEST_CASE("processes of an elastic job run the same program, and on a host the same libraries") {
   const Scratch scratch;
   FileStore store(scratch.path("store"), "run");
@@ -58,6 +58,7 @@ TEST_CASE("rank 0 leaves a rendezvous last") {
   CHECK(first.get());
 }
 
+TEST_CASE("the last rank removes the file") {
   const Scratch scratch;
   const std::string path = scratch.path("store");
   auto first = std::make_unique<FileStore>(path, "run", 2);
