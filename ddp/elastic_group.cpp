@@ -18,6 +18,7 @@
 #include "ddp/store/file_store.h"
 #include "lib/base/environment.h"
 #include "lib/base/fault_point.h"
+#include "lib/base/patience.h"
 #include "lib/base/recovery.h"
 #include "lib/base/trace.h"
 #include "lib/error.h"
@@ -31,6 +32,7 @@ namespace {
 constexpr Milliseconds kLeastPause{1}, kMostPause{20};
 constexpr int kPauses = 50;
 constexpr Milliseconds kNoLimit = std::chrono::hours(24 * 365);  // the launcher has one
+constexpr Milliseconds kPatience{60'000};                        // with a shortage of threads or memory
 constexpr std::int64_t kStatePiece = 16 << 20;                   // bytes of a state that lie on a GPU at once
 
 Milliseconds milliseconds_until(Clock::time_point deadline) {
@@ -212,6 +214,7 @@ std::unique_ptr<ProcessGroup> ElasticGroup::connect_subset(const Subset&) const 
 
 void ElasticGroup::recover() {
   const TraceSpan span("recovery", {DeviceKind::cpu, rank()});
+  const Patience patience(kPatience);
   leave_generation();  // first, as what it has started on a device may still write there
   if (Recovery::instance().in_step()) Recovery::instance().restore();
   while (!recover_once()) {
@@ -307,10 +310,10 @@ std::unique_ptr<ProcessGroup> make_elastic_group(const ElasticOptions& options) 
     };
   };
   fault_point("init");
+  require_same_builds(*store, process, options.host);
   auto group = std::make_unique<ElasticGroup>(std::move(memory), options.rank, process, store, options.backend,
                                               options.device, options.join_timeout, connect_generation);
   group->set_store(std::make_shared<PrefixStore>(store, "user/"));
-  require_same_builds(*store, process, options.host);
   return group;
 }
 

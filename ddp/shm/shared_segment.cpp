@@ -12,6 +12,7 @@
 
 #include "ddp/store/secret.h"
 #include "lib/base/descriptor.h"
+#include "lib/base/patience.h"
 #include "lib/base/text.h"
 #include "lib/error.h"
 
@@ -92,7 +93,7 @@ SharedSegment::SharedSegment(Store& store, const std::string& key, int rank, int
   std::string failure;
   try {
     if (rank == 0) {
-      made = make_memory(bytes, later_bytes);
+      made = with_patience([&] { return make_memory(bytes, later_bytes); });
       const std::string path = concat("/proc/", ::getpid(), "/fd/", made.get());
       store.set(key + "/path", signed_place(store, key, path, status_of(made).st_ino));
     } else {
@@ -100,8 +101,11 @@ SharedSegment::SharedSegment(Store& store, const std::string& key, int rank, int
     }
     const std::string place = store.get(key + "/path");
     require<CommError>(!place.empty(), "rank 0 has none");
-    Descriptor file = open_memory(store, key, place, bytes + later_bytes);
-    data_ = map(file, 0, bytes);
+    Descriptor file = with_patience([&] {
+      Descriptor opened = open_memory(store, key, place, bytes + later_bytes);
+      data_ = map(opened, 0, bytes);
+      return opened;
+    });
     if (later_bytes > 0) file_ = std::move(file);
   } catch (const CommError& error) {
     failure = error.what();

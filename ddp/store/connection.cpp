@@ -13,6 +13,7 @@
 #include <span>
 
 #include "ddp/store/secret.h"
+#include "lib/base/patience.h"
 #include "lib/base/sha256.h"
 #include "lib/base/text.h"
 #include "lib/base/threads.h"
@@ -293,7 +294,8 @@ Listener::Listener(const std::string& name, ListenerOptions options, Serve serve
   port_ = acceptor_.local_endpoint().port();
   ::fcntl(acceptor_.native_handle(), F_SETFD, FD_CLOEXEC);
   require<CommError>(has_spare(), name, " has no file descriptor left for its callers: ", last_errno);
-  thread_ = start_thread(concat("the thread on which ", name, " listens"), [this] { accept_all(); });
+  thread_ = with_patience(
+      [&] { return start_thread(concat("the thread on which ", name, " listens"), [this] { accept_all(); }); });
 }
 
 Listener::~Listener() {

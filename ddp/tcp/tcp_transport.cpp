@@ -24,6 +24,7 @@
 #include "ddp/store/connection.h"
 #include "ddp/store/network.h"
 #include "ddp/transport/message_receiver.h"
+#include "lib/base/patience.h"
 #include "lib/base/text.h"
 #include "lib/base/threads.h"
 #include "lib/error.h"
@@ -214,7 +215,8 @@ class TcpTransport final : public Transport {
     for (Descriptor& socket :
          connect_tcp_mesh(store, rank, size, options.address, options.connect_timeout, options.check))
       peers_.emplace_back().socket = std::move(socket);
-    thread_ = start_thread("the thread of the connections between ranks", [this] { serve(); });
+    thread_ = with_patience(
+        [this] { return start_thread("the thread of the connections between ranks", [this] { serve(); }); });
   }
   ~TcpTransport() override {
     close();

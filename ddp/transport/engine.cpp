@@ -15,6 +15,7 @@
 
 #include "ddp/group/call_header.h"
 #include "lib/base/fault_point.h"
+#include "lib/base/patience.h"
 #include "lib/base/threads.h"
 #include "lib/base/trace.h"
 #include "lib/error.h"
@@ -61,7 +62,9 @@ class EngineGroup final : public ProcessGroup {
         ticks_(waiters_run_ || core_->transport().needs_progress()) {
     tasks_.reserve(kQueued);
     try {
-      thread_ = start_thread(concat("the communication thread of rank ", rank()), [this] { serve(); });
+      thread_ = with_patience([this] {
+        return start_thread(concat("the communication thread of rank ", this->rank()), [this] { serve(); });
+      });
     } catch (...) {
       core_->transport().close();  // the peers must not wait for this rank
       throw;

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <chrono>
 #include <cstddef>
 #include <filesystem>
 #include <latch>
@@ -14,7 +15,9 @@
 #include <utility>
 #include <vector>
 
+#include "lib/base/patience.h"
 #include "lib/base/threads.h"
+#include "lib/error.h"
 #include "tests/support/catch2.h"
 #include "tests/support/few_threads.h"
 #include "tests/support/scratch.h"
@@ -68,6 +71,21 @@ std::string limit_with(const std::string& groups, const std::vector<std::pair<st
 }
 
 }  // namespace
+
+TEST_CASE("with_patience() tries again only while a Patience lives") {
+  int tries = 0;
+  const auto fourth = [&] {
+    require(++tries >= 4, "short");
+    return tries;
+  };
+  CHECK_THROWS_WITH(with_patience(fourth), "short");
+  {
+    const Patience patience(std::chrono::seconds(60));
+    CHECK(with_patience(fourth) == 4);
+  }
+  tries = 0;
+  CHECK_THROWS_WITH(with_patience(fourth), "short");
+}
 
 TEST_CASE("the control group that is full is named, of either version and wherever it is mounted") {
   const std::string two = "0::/job/task\n", one = "9:cpu:/job/task\n8:pids:/job/task\n0::/\n";
