@@ -64,6 +64,7 @@
 #include "ddp/group/compare_ranks.h"
 #include "ddp/group/process_group.h"
 #include "ddp/init.h"
+#include "ddp/launch/error_file.h"
 #include "ddp/launch/launch.h"
 #include "ddp/rank_threads.h"
 #include "ddp/store/file_store.h"

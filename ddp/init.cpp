@@ -19,6 +19,7 @@
 #include "ddp/connect.h"
 #include "ddp/elastic_group.h"
 #include "ddp/group/flight_recorder.h"
+#include "ddp/launch/error_file.h"
 #include "ddp/launch/rank_environment.h"
 #include "ddp/shm/shared_segment.h"
 #include "ddp/store/file_store.h"
@@ -314,8 +315,8 @@ std::unique_ptr<ProcessGroup> join_group(const InitOptions& options, const Rende
                                          : connect(over, init, meeting.rank, meeting.world_size);
   init->set(concat("ready/", meeting.rank), "");
   store_barrier(*init, "ready", "connect", meeting, options.join_timeout);
-  group->set_store(std::move(store));
   leave_last(*init, "through", meeting.rank, meeting.world_size);
+  group->set_store(std::move(store));
   return group;
 }
 
@@ -376,6 +377,7 @@ std::unique_ptr<ProcessGroup> meet_elastic(const InitOptions& options, const Ren
 std::unique_ptr<ProcessGroup> meet(const InitOptions& options, const Rendezvous& meeting,
                                    std::shared_ptr<Store> store) {
   hide_secret();
+  leave_uncaught_errors();
   require<UsageError>(meeting.world_size >= 1, "world size must be at least 1, got ", meeting.world_size);
   require<UsageError>(meeting.rank >= 0 && meeting.rank < meeting.world_size, "Invalid rank ", meeting.rank,
                       ", rank should be in the interval [0, ", meeting.world_size - 1, "]");
@@ -384,7 +386,7 @@ std::unique_ptr<ProcessGroup> meet(const InitOptions& options, const Rendezvous&
   if (meeting.world_size == 1) return std::make_unique<SoloGroup>();
   const std::shared_ptr<FlightRecorder>& record = flight_recorder();
   const std::uint32_t number = options.subgroup.empty() ? record->begin_group() : subgroup_number(0, options.subgroup);
-  record->enter(Phase::joining);
+  record->enter(Phase::joining, options.subgroup.empty() ? meeting.world_size : 0);
   std::optional<MeetingFolder> folder;  // kept until all have met in it
   std::string address;
   if (store == nullptr && !is_elastic(options, meeting)) store = open_store(options, meeting, folder, address);

@@ -44,7 +44,7 @@ bool may_be_rank_file(const std::string& path) {
 
 namespace {
 
-constexpr std::uint64_t kRecorderMagic = 0x3330'6372'7465'7564;  // "duetrc03"
+constexpr std::uint64_t kRecorderMagic = 0x3430'6372'7465'7564;  // "duetrc04"
 
 template <class T>
 using Cell = std::atomic<T>;
@@ -91,11 +91,10 @@ RecordedCall Line::call() const {
 
 struct FlightRecorder::Memory {
   Cell<std::uint64_t> magic, calls;
-  Cell<std::int64_t> step, median_step_ns;
+  Cell<std::int64_t> step, median_step_ns, left_ns;
   Cell<std::uint32_t> group;
   Cell<std::int16_t> bucket;  // the next call's; -1: none
   Cell<Phase> phase;
-  Cell<std::uint8_t> leaving;
   std::array<Line, kCalls> lines;
 
   FlightRecord snapshot() const;
@@ -151,11 +150,14 @@ void FlightRecorder::note_step() {
 }
 
 std::uint32_t FlightRecorder::begin_group() {
-  store(memory_->leaving, 0);
+  store(memory_->left_ns, 0);
   return memory_->group.fetch_add(1) + 1;
 }
 
-void FlightRecorder::leave() { store(memory_->leaving, 1); }
+void FlightRecorder::leave() {
+  std::int64_t none = 0;
+  memory_->left_ns.compare_exchange_strong(none, monotonic_ns());
+}
 
 void FlightRecorder::next_bucket(int bucket) { store(memory_->bucket, bucket); }
 
@@ -204,7 +206,7 @@ FlightRecord FlightRecorder::Memory::snapshot() const {
   all.phase = std::min(load(phase), Phase::after);
   all.step = load(step);
   all.group = load(group);
-  all.leaving = load(leaving) != 0;
+  all.left_ns = std::max<std::int64_t>(0, load(left_ns));
   all.median_step_ns = load(median_step_ns);
   const std::uint64_t last = calls.load(), kept = std::min<std::uint64_t>(last, kCalls);
   for (std::uint64_t i = 1; i <= kept; ++i) {  // up to any `last`, also the greatest number that there is

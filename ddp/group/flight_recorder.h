@@ -45,7 +45,7 @@ struct FlightRecord {
   Phase phase = Phase::none;
   std::int64_t step = 0;              // the first is 1
   std::uint32_t group = 0;            // number of the newest group of all ranks
-  bool leaving = false;               // an exception drops a group: its error is not reported yet
+  std::int64_t left_ns = 0;           // when an exception first dropped a group; 0: none did
   std::int64_t median_step_ns = 0;    // over the last kSteps steps; 0: there were none
   std::vector<RecordedCall> calls{};  // the oldest first
 };
@@ -82,6 +82,7 @@ class FlightRecorder : public std::enable_shared_from_this<FlightRecorder> {
   FlightRecorder(const FlightRecorder&) = delete;
   FlightRecorder& operator=(const FlightRecorder&) = delete;
 
+  /// `step`: in Phase::joining the number of ranks that join.
   void enter(Phase phase, std::int64_t step = 0);
   /// A new group of all ranks begins; returns its number.
   std::uint32_t begin_group();

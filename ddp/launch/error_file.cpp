@@ -1,10 +1,12 @@
 #include "ddp/launch/error_file.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cstddef>
 #include <cstdio>
 #include <cstdlib>
 #include <ctime>
+#include <exception>
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <span>
@@ -121,6 +123,29 @@ void leave_error(const std::exception& error) noexcept {
                         .consequence = dynamic_cast<const CommError*>(&error) != nullptr,
                         .lost_rank = lost ? lost->rank() : -1,
                         .monotonic_ns = own ? own->when() : monotonic_ns()});
+}
+
+namespace {
+
+std::atomic<std::terminate_handler> terminates = nullptr;  // the program's own
+
+[[noreturn]] void leave_uncaught() {
+  try {
+    if (std::current_exception()) throw;
+  } catch (const std::exception& error) {
+    leave_error(error);
+  } catch (...) {
+    leave_error(RankError{.message = "an unknown exception", .monotonic_ns = monotonic_ns()});
+  }
+  if (const std::terminate_handler own = terminates) own();
+  std::abort();
+}
+
+}  // namespace
+
+void leave_uncaught_errors() {
+  static const auto before = std::getenv(kErrorFileVariable) == nullptr ? nullptr : std::set_terminate(leave_uncaught);
+  if (terminates == nullptr) terminates = before;
 }
 
 int report_failure(const std::exception& error, const char* program) noexcept {

@@ -31,13 +31,17 @@ std::optional<RankError> read_error_file(const std::string& path);
 void leave_error(const RankError& error) noexcept;
 void leave_error(const std::exception& error) noexcept;
 
+/// Makes std::terminate() leave the exception that nothing has caught, before the program's own handler runs. Has an
+/// effect once, and in a rank only that has such a file.
+void leave_uncaught_errors();
+
 /// Where this rank was, in lines as LaunchResult::report: on rank 0 of a job that another launcher than duet's
 /// started, else empty.
 std::string unprinted_report() noexcept;
 
-/// What main() does with an exception: one line on stderr, with the rank where there is one, and the launcher's error
-/// file, by which it distinguishes a cause from its consequences. Returns the exit code: 2 for UsageError, else 1.
-/// `program`: what the line begins with.
+/// Reports an exception from main(): prints one line on stderr, with the rank if there is one, and writes the
+/// launcher's error file. By that file the launcher names the cause, and an elastic job ends instead of replacing the
+/// rank. Returns the exit code: 2 for UsageError, else 1. `program` is the start of the line.
 int report_failure(const std::exception& error, const char* program = "") noexcept;
 
 }  // namespace duet::ddp

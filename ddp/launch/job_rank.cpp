@@ -1,10 +1,18 @@
 #include "ddp/launch/job_rank.h"
 
+#include <algorithm>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
 #include <filesystem>
+#include <fstream>
+#include <iterator>
 #include <system_error>
 #include <vector>
 
+#include "ddp/launch/rank_environment.h"
 #include "ddp/store/store.h"
+#include "lib/base/text.h"
 #include "lib/error.h"
 
 namespace duet::ddp {
@@ -14,6 +22,11 @@ std::string ranks_elsewhere(const LaunchOptions& options) {
   for (int rank = 0; rank < options.nodes * options.ranks; ++rank)
     if (rank / options.ranks != options.node_rank) others.push_back(rank);
   return others.empty() ? "" : concat("other hosts (", rank_names(others), ")");
+}
+
+JobArbiter::Sizes sizes_of(const LaunchOptions& options) {
+  const int ranks = options.nodes * options.ranks;
+  return {ranks, options.min_ranks == 0 ? ranks : options.min_ranks, options.spares};
 }
 
 RankFile make_error_file(const std::string& path) {
@@ -27,6 +40,85 @@ RankFile make_record_file() {
   RankFile file = make_rank_file("record");
   if (file.path.empty() || reserve(file.memory, 0, FlightRecorder::bytes()) != 0) return {};
   return file;
+}
+
+bool JobRank::is_lost() const {
+  if (failed || !process.ended() || process.exit_code() == 0) return false;
+  const auto own = read_error_file(error_file.path);
+  return own ? own->by_signal && process.signal() != 0 : record().left_ns == 0;  // else it has ended in order
+}
+
+bool JobRank::note_failure(const std::optional<Clock::time_point>& sigterm) {
+  const auto at = [](std::int64_t ns) { return Clock::time_point(std::chrono::nanoseconds(ns)); };
+  failed = true;
+  when = seen = Clock::now();
+  const auto own = error_file.path.empty() ? std::nullopt : read_error_file(error_file.path);
+  if (own) {
+    error = *own;
+    std::replace(error.message.begin(), error.message.end(), '\n', ' ');
+    error.message = printable(error.message);
+    if (error.monotonic_ns > 0) when = at(error.monotonic_ns);
+    if (error.by_signal && sigterm && when >= *sigterm) error.message.clear();  // the launcher's own
+  } else if (const std::int64_t left = record().left_ns; left > 0 && !(sigterm && at(left) >= *sigterm)) {
+    when = at(left);
+  }
+  return own.has_value();
+}
+
+std::string JobRank::ending(int killed_by) const {
+  const std::string name = concat("rank ", rank), cause = error.message.empty() ? "" : ": " + error.message;
+  if (killed_by != 0) return concat(name, " was killed by ", signal_text(killed_by), cause);
+  if (error.by_signal) return concat(name, " ", error.message);
+  if (process.signal() != 0) return concat(name, " failed", cause);
+  return concat(name, " ended with exit code ", process.exit_code(), cause);
+}
+
+std::string JobRank::hint() const {
+  if (!error.message.empty() || process.exit_code() == 0 || (process.signal() != 0 && when == seen)) return {};
+  return concat(when == seen ? "" : " after an exception that main() didn't pass to ddp::report_failure()",
+                last_words.empty() ? "" : concat("; its last line on stderr: ", printable(last_words)));
+}
+
+std::string scripts_in(const std::vector<std::string>& command) {
+  std::string all;
+  for (const std::string& word : command) {
+    std::error_code failed;
+    if (!std::filesystem::is_regular_file(word, failed)) continue;
+    std::ifstream file(word, std::ios::binary);
+    if (file.get() == '#' && file.get() == '!') all.append(std::istreambuf_iterator<char>(file), {});
+  }
+  return all;
+}
+
+const JobRank* absent_for_good(const std::list<JobRank>& ranks, int size) {
+  std::uint32_t joined = 0;  // the number of the group that others join
+  for (const JobRank& one : ranks) {
+    const FlightRecord record = one.process.ended() ? FlightRecord{} : one.record();
+    if (record.phase == Phase::joining && record.step == size) joined = std::max(joined, record.group);
+  }
+  const auto found = std::ranges::find_if(ranks, [&](const JobRank& one) {
+    if (joined == 0 || one.rank >= size || !one.process.ended() || one.process.exit_code() != 0) return false;
+    const FlightRecord record = one.record();
+    return record.group < joined || (record.group == joined && record.phase == Phase::joining);
+  });
+  return found == ranks.end() ? nullptr : &*found;
+}
+
+std::vector<std::vector<int>> plan_cores(const LaunchOptions& options, LaunchOutput& output) {
+  std::vector<std::vector<int>> cores;
+  if (!options.pin || options.ranks == 1) return cores;
+  const std::vector<Cpu> cpus = usable_cpus();
+  const auto shares = share_cpus(cpus, options.ranks);
+  if (shares.empty() && options.verbose)
+    remark(options, output,
+           concat("no rank is pinned: ", options.ranks, " ranks share ", cpus.size(), " hardware threads"));
+  for (std::size_t i = 0; i < shares.size(); ++i) {
+    cores.emplace_back();
+    for (const Cpu& cpu : shares[i]) cores.back().push_back(cpu.number);
+    const int rank = options.node_rank * options.ranks + static_cast<int>(i);
+    if (options.verbose) remark(options, output, concat("rank ", rank, " is pinned to ", describe(shares[i])));
+  }
+  return cores;
 }
 
 }  // namespace duet::ddp

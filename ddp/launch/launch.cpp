@@ -45,6 +45,7 @@ constexpr Milliseconds kAnswer{1000}, kMostAnswer{8000};
 // A rank's error may be the consequence of another's, which may still be unwinding: wait for its report.
 constexpr Milliseconds kSettle{100}, kSettleConsequence{500};
 constexpr Milliseconds kCauseLimit{10'000};  // longest wait for a rank whose record shows an exception unwinding
+constexpr std::size_t kLastWords = 500;      // bytes
 
 /// One attempt of a launch: its ranks from their start to their end.
 class Job {
@@ -74,7 +75,7 @@ class Job {
   /// Returns when all have ended.
   LaunchResult run() {
     telling_others([&] {
-      while (any_alive() || is_needed_elsewhere()) {
+      while (any_alive() || !due_.empty() || is_needed_elsewhere()) {
         wait_for_events();
         read_lines(false);
         pass_on_signals();
@@ -174,25 +175,42 @@ class Job {
     look_for_losses();
     if (hosts_) look_for_hosts();
     look_for_recoveries();
+    start_due();
     look_for_failures();
     return std::any_of(ranks_.begin(), ranks_.end(), [](const JobRank& rank) { return !rank.process.ended(); });
   }
 
-  /// Whether an ended process left no error that explains its end. One that has left the others with exit code 0 is no
-  /// loss: its program would do so again.
-  bool is_lost(const JobRank& rank) const {
-    if (rank.failed || !rank.process.ended() || losses_->is_superfluous(rank.rank)) return false;
-    if (rank.process.exit_code() == 0) return false;
-    const auto error = read_error_file(rank.error_file.path);
-    return !error || (error->by_signal && rank.process.signal() != 0);  // else it has ended in order
-  }
+  bool is_lost(const JobRank& rank) const { return !losses_->is_superfluous(rank.rank) && rank.is_lost(); }
 
-  /// Puts a process that replaces a lost one in its place.
-  void start_again(JobRank& rank, bool joins = true) {
-    read_lines(rank);
-    JobRank fresh = start_rank(rank.rank, rank.replacement + 1, joins);
-    std::destroy_at(&rank);
-    std::construct_at(&rank, std::move(fresh));
+  /// Starts a process that replaces a lost one; later if it cannot start now: the shortage may pass.
+  void start_again(JobStart start) {
+    try {
+      if (start.joins && scripts_in(options_.command) != scripts_)
+        return end_by(start.rank, concat("rank ", start.rank, " is lost, and a script of ", options_.command[0],
+                                         " has changed since the job began: start the job again"));
+      const auto after = std::ranges::find_if(ranks_, [&](const JobRank& one) { return one.rank > start.rank; });
+      ranks_.insert(after, start_rank(start.rank, start.replacement, start.joins));
+    } catch (const Error& error) {
+      const auto now = Clock::now();
+      if (start.cause.empty()) {
+        start.since = now;
+        remark(concat("rank ", start.rank, " has no new process yet, the launcher keeps trying: ", error.what()));
+      }
+      start.cause = error.what();
+      start.next = now + kLook;
+      if (!start.joins && now - start.since > options_.replace_timeout)
+        return end_by(start.rank, concat("rank ", start.rank, " has no new process: ", start.cause));
+      due_.push_back(std::move(start));
+    }
+  }
+  void start_due() {
+    for (JobStart& start : std::exchange(due_, {})) {
+      if (ends() || losses_->is_superfluous(start.rank)) continue;
+      if (start.next <= Clock::now())
+        start_again(std::move(start));
+      else
+        due_.push_back(std::move(start));
+    }
   }
 
   /// In an elastic job, replaces what was lost, as far as it may be.
@@ -210,11 +228,10 @@ class Job {
         terminate_at_ = rank->when = rank->seen = Clock::now();
         return;
       }
-      if (hosts_ && hosts_->replace(rank->rank, true) != JobHosts::Start::here)
-        drop(rank);
-      else
-        start_again(*rank);
       remark(concat(cause, " after step ", losses_->step(), "; ", JobLosses::consequence(loss)));
+      JobStart start{rank->rank, rank->replacement + 1, true};
+      drop(rank);
+      if (!hosts_ || hosts_->replace(start.rank, true) == JobHosts::Start::here) start_again(std::move(start));
     }
   }
   void drop(std::list<JobRank>::iterator rank) {
@@ -241,7 +258,8 @@ class Job {
       if (event.kind == HostEvent::Kind::remarks) remark(event.text);
       if (ends()) continue;
       if (event.kind == HostEvent::Kind::start)
-        ranks_.push_back(start_rank(event.rank, event.replacement, event.joins));
+        event.joins ? start_again({event.rank, event.replacement, true})
+                    : void(ranks_.push_back(start_rank(event.rank, event.replacement)));
       if (event.kind == HostEvent::Kind::lost && begun == hosts_->store()) lose_elsewhere(event);
       if (event.kind == HostEvent::Kind::ends) end_by(event.rank, event.text);
     }
@@ -254,10 +272,10 @@ class Job {
     if (loss == JobLosses::Loss::begins) return start_all_again(event.text);
     const bool is_needed = loss != JobLosses::Loss::left_out && loss != JobLosses::Loss::outside;
     const JobHosts::Start start = hosts_->replace(event.rank, is_needed);
-    if (start == JobHosts::Start::here) ranks_.push_back(start_rank(event.rank, 1, true));
     remark(concat(event.text, " after step ", losses_->step(), "; ",
                   start == JobHosts::Start::later ? "the others go on without it until its host takes part again"
                                                   : JobLosses::consequence(loss)));
+    if (start == JobHosts::Start::here) start_again({event.rank, 1, true});
   }
 
   /// Says which new processes have the state of the training; ends the job where some do not come.
@@ -268,7 +286,10 @@ class Job {
     for (const JobRank& rank : ranks_)
       if (losses_->is_superfluous(rank.rank)) rank.process.send(SIGKILL);
     if (ends()) return;
-    if (const auto absence = losses_->overdue(options_.replace_timeout)) end_by(absence->rank, absence->message);
+    const auto absence = losses_->overdue(options_.replace_timeout);
+    if (!absence) return;
+    const auto due = std::ranges::find(due_, absence->rank, &JobStart::rank);
+    end_by(absence->rank, absence->message + (due == due_.end() ? "" : ": " + due->cause));
   }
 
   void kill_all() {
@@ -288,20 +309,22 @@ class Job {
     kill_all();
     for (JobRank& rank : ranks_) read_lines(rank);
     ranks_.clear();
+    due_.clear();
   }
 
   /// Before the first step is complete there is nothing to lose.
   void start_all_again(const std::string& cause) {
-    if (hosts_) {
-      end_processes();
-      losses_->begin();
-      for (const int rank : hosts_->begin_again()) ranks_.push_back(start_rank(rank, 1));
-    } else {
-      kill_all();
-      losses_->begin();
-      for (JobRank& rank : ranks_) start_again(rank, false);
-    }
     remark(concat(cause, " before the first step; all ranks start again"));
+    std::vector<JobStart> starts = due_;
+    for (const JobRank& rank : ranks_) starts.push_back({rank.rank, rank.replacement + 1});
+    end_processes();
+    losses_->begin();
+    scripts_ = scripts_in(options_.command);
+    if (hosts_) {
+      starts.clear();
+      for (const int rank : hosts_->begin_again()) starts.push_back({rank, 1});
+    }
+    for (JobStart& start : starts) start_again({start.rank, start.replacement});
   }
 
   void wait_for_events() {
@@ -333,7 +356,10 @@ class Job {
   /// All there is.
   void read_lines(JobRank& rank) {
     rank.process.output().read([&](std::string_view line) { output_->print(rank.rank, false, line); });
-    rank.process.errors().read([&](std::string_view line) { output_->print(rank.rank, true, line); });
+    rank.process.errors().read([&](std::string_view line) {
+      output_->print(rank.rank, true, line);
+      if (line.find_first_not_of(" \t\r") != line.npos) rank.last_words = line.substr(0, kLastWords);
+    });
   }
   /// Only as long as the output thread has room, or all there is.
   void read_lines(bool all) {
@@ -373,22 +399,13 @@ class Job {
     for (JobRank& rank : ranks_) {
       if (rank.failed || !rank.process.ended() || ended_in_order(rank)) continue;
       if (losses_ && losses_->is_superfluous(rank.rank)) continue;
-      rank.failed = true;
-      rank.when = rank.seen = Clock::now();
-      if (const auto error = rank.error_file.path.empty() ? std::nullopt : read_error_file(rank.error_file.path)) {
-        rank.error = *error;
-        std::string& text = rank.error.message;
-        std::replace(text.begin(), text.end(), '\n', ' ');
-        text = printable(text);
-        if (error->monotonic_ns > 0) rank.when = Clock::time_point(std::chrono::nanoseconds(error->monotonic_ns));
-        if (error->by_signal && sigterm_at_ && rank.when >= *sigterm_at_) text.clear();  // the launcher's own
-      } else if (rank.process.exit_code() == 0 && !sigterm_at_) {
+      if (!rank.note_failure(sigterm_at_) && rank.process.exit_code() == 0 && !sigterm_at_)
         rank.error.message = losses_->left_early(rank.rank);
-      }
       if (sigterm_at_ || interrupted_ != 0) continue;
       // On several hosts the arbiter says what happened, once a host that is gone has said nothing for so long.
       const Milliseconds settle = !rank.error.consequence ? kSettle : hosts_ ? 2 * kHostLimit : kSettleConsequence;
-      const auto terminate = Clock::now() + (rank.process.signal() != 0 ? Milliseconds(0) : settle);
+      const auto terminate =
+          Clock::now() + (rank.process.signal() != 0 && !rank.error.consequence ? Milliseconds(0) : settle);
       terminate_at_ = std::min(terminate_at_.value_or(terminate), terminate);
       if (!cause_until_) cause_until_ = Clock::now() + kCauseLimit;
     }
@@ -434,6 +451,9 @@ class Job {
     const auto now = Clock::now();
     if (now < next_look_ || sigterm_at_ || terminate_at_ || interrupted_ != 0) return;
     next_look_ = now + kLook;
+    if (const JobRank* const one = absent_for_good(ranks_, options_.nodes * options_.ranks))
+      return end_by(one->rank,
+                    concat("rank ", one->rank, " ended with exit code 0, but the others wait for it to join them"));
     if (const std::string text = waits_.look(records(), to_ns(now)); !text.empty()) remark(text);
   }
 
@@ -451,7 +471,7 @@ class Job {
     bool leaving = false;
     for (const JobRank& rank : ranks_) {
       if (rank.failed && !rank.error.consequence) return false;
-      leaving = leaving || (!rank.process.ended() && rank.record().leaving);
+      leaving = leaving || (!rank.process.ended() && rank.record().left_ns > 0);
     }
     return leaving;
   }
@@ -485,9 +505,8 @@ class Job {
   /// How sure it is that this rank failed by itself; -1 if it did not fail or was made to end.
   int culprit_score(const JobRank& rank) const {
     if (overdue_ == &rank) return 4;
-    if (!rank.failed || (ended_by_sigterm(rank) && rank.error.message.empty())) return -1;
-    if (killed_by(rank) != 0) return 3;
-    return rank.error.consequence ? 1 : 2;
+    if (!rank.failed || (ended_by_sigterm(rank) && rank.error.message.empty() && rank.when == rank.seen)) return -1;
+    return rank.error.consequence ? 1 : killed_by(rank) != 0 ? 3 : 2;
   }
 
   /// The rank of another host that ranks of this one lost first, if no cause lies here; -1: there is none.
@@ -503,14 +522,9 @@ class Job {
 
   std::string message_of(const JobRank& rank) const {
     if (overdue_ == &rank) return overdue_message_;
-    const std::string name = concat("rank ", rank.rank);
     if (rank.stop_ended)
-      return concat(name, " was stopped by a signal for more than ", options_.stop_limit.count(), " ms");
-    const std::string cause = rank.error.message.empty() ? "" : ": " + rank.error.message;
-    if (killed_by(rank) != 0) return concat(name, " was killed by ", signal_text(killed_by(rank)), cause);
-    if (rank.error.by_signal) return concat(name, " ", rank.error.message);
-    if (rank.process.signal() != 0) return concat(name, " failed: ", rank.error.message);
-    return concat(name, " ended with exit code ", rank.process.exit_code(), cause);
+      return concat("rank ", rank.rank, " was stopped by a signal for more than ", options_.stop_limit.count(), " ms");
+    return rank.ending(killed_by(rank));
   }
 
   std::vector<RankRecord> records() const {
@@ -535,7 +549,7 @@ class Job {
     return {.exit_code = 1,
             .failed_rank = other < 0 ? first->rank : other,
             .signal = killed_by(*first),
-            .message = lost + message_of(*first) + (losses_ ? losses_->reason() : ""),
+            .message = lost + message_of(*first) + first->hint() + (losses_ ? losses_->reason() : ""),
             .report = failure_report(records(), first->rank, to_ns(sigterm_at_.value_or(Clock::now())))};
   }
 
@@ -544,7 +558,9 @@ class Job {
   LaunchOutput& written_;
   JobGuard& guard_;
   std::shared_ptr<RankOutput> output_;
+  std::string scripts_ = scripts_in(options_.command);  // as the ranks run them
   std::list<JobRank> ranks_;
+  std::vector<JobStart> due_;  // what could not be started
   WaitWatch waits_;
   const RankVariables variables_;
   const std::vector<std::vector<int>> cores_;
@@ -557,24 +573,6 @@ class Job {
   int interrupted_ = 0, left_to_ranks_ = 0;  // signals
   std::optional<Clock::time_point> terminate_at_, cause_until_, sigterm_at_, kill_at_;
 };
-
-/// The cores of each local rank; empty if no rank is pinned.
-std::vector<std::vector<int>> plan_cores(const LaunchOptions& options, LaunchOutput& output) {
-  std::vector<std::vector<int>> cores;
-  if (!options.pin || options.ranks == 1) return cores;
-  const std::vector<Cpu> cpus = usable_cpus();
-  const auto shares = share_cpus(cpus, options.ranks);
-  if (shares.empty() && options.verbose)
-    remark(options, output,
-           concat("no rank is pinned: ", options.ranks, " ranks share ", cpus.size(), " hardware threads"));
-  for (std::size_t i = 0; i < shares.size(); ++i) {
-    cores.emplace_back();
-    for (const Cpu& cpu : shares[i]) cores.back().push_back(cpu.number);
-    const int rank = options.node_rank * options.ranks + static_cast<int>(i);
-    if (options.verbose) remark(options, output, concat("rank ", rank, " is pinned to ", describe(shares[i])));
-  }
-  return cores;
-}
 
 }  // namespace
 

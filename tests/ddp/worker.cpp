@@ -29,6 +29,7 @@
 #include "ddp/store/secret.h"
 #include "ddp/store/tcp_store.h"
 #include "lib/base/environment.h"
+#include "lib/base/recovery.h"
 #include "lib/base/sha256.h"
 #include "lib/error.h"
 #include "tests/support/resident.h"
@@ -285,8 +286,38 @@ void run_programs(const Arguments&) {
 }
 
 /// Rank 1 does not come.
-void run_missing(const Arguments&) {
-  if (rank_info().rank != 1) init_process_group();
+void run_missing(const Arguments& arguments) {
+  if (rank_info().rank == 1) return run_sleep(arguments);
+  init_process_group();
+}
+
+/// Rank 1 ends before the last of `groups` groups.
+void run_absent(const Arguments& arguments) {
+  const int groups = std::stoi(arguments.at(1));
+  for (int i = 0; i < groups; ++i)
+    if (i < groups - 1 || rank_info().rank != 1) init_process_group()->barrier().wait();
+}
+
+/// The first process of rank 1 removes the program, and dies.
+void run_unlinked(const Arguments& arguments) {
+  const auto group = init_process_group();
+  if (rank_info().rank == 1 && environment_variable(kReplacementVariable) == "0") {
+    std::filesystem::remove(arguments.at(1));
+    ::raise(SIGKILL);
+  }
+  group->barrier().wait();
+}
+
+/// As a main() that prints exceptions itself, or without a handler.
+void run_unreported(const Arguments& arguments) {
+  const auto fail = [] { run_until([] { throw DataError("label 10 of image 7"); }); };
+  if (arguments.at(1) == "uncaught") [&]() noexcept { fail(); }();
+  try {
+    fail();
+  } catch (const std::exception& error) {
+    std::cerr << error.what() << std::endl;
+    std::exit(1);
+  }
 }
 
 void run(const Arguments& arguments) {
@@ -317,6 +348,9 @@ void run(const Arguments& arguments) {
       {"environment", run_environment},
       {"programs", run_programs},
       {"missing", run_missing},
+      {"absent", run_absent},
+      {"unreported", run_unreported},
+      {"unlinked", run_unlinked},
       {"cable", run_cable},
   };
   if (run_model_scenario(arguments) || run_network_scenario(arguments)) return;

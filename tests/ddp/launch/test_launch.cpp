@@ -208,6 +208,26 @@ TEST_CASE("a missing rank is named after the timeout") {
                                           ContainsSubstring(": ranks 0, 1 of")));
 }
 
+TEST_CASE("a rank that ended with exit code 0 ends the job when the others wait for it to join") {
+  const auto [groups, elastic] = GENERATE(table<const char*, bool>({{"1", false}, {"2", false}, {"1", true}}));
+  const Outcome outcome = run_worker(3, {"absent", groups}, {.join_timeout = 60s, .elastic = elastic});
+  CHECK(outcome.result.message == "rank 1 ended with exit code 0, but the others wait for it to join them");
+  CHECK(outcome.result.failed_rank == 1);
+}
+
+TEST_CASE("ranks that end with exit code 0 without joining are a success") {
+  CHECK(run_worker(3, {"absent", "0"}, {.elastic = true}).result.exit_code == 0);
+}
+
+TEST_CASE("an exception that main() doesn't report ends an elastic job by its cause") {
+  const auto [how, cause] = GENERATE(table<const char*, const char*>(
+      {{"printed", " after an exception that main() didn't pass to ddp::report_failure(); its last line on stderr: "},
+       {"uncaught", "rank 1 was killed by signal 6 (SIGABRT): "}}));
+  const Outcome outcome = run_worker(2, {"unreported", how}, {.elastic = true});
+  CHECK_THAT(outcome.result.message, ContainsSubstring(concat(cause, "label 10 of image 7")));
+  CHECK(outcome.remarks.empty());
+}
+
 TEST_CASE("spawn starts the own program again") {
   const duet_test::Scratch scratch;
   const auto output = [&](const std::string& arguments) {

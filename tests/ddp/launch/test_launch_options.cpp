@@ -13,6 +13,7 @@
 
 #include "ddp/group/flight_recorder.h"
 #include "ddp/launch/error_file.h"
+#include "ddp/launch/job_rank.h"
 #include "ddp/launch/rank_environment.h"
 #include "lib/base/recovery.h"
 #include "lib/error.h"
@@ -25,6 +26,38 @@ using namespace duet;
 using namespace duet::ddp;
 using namespace duet_test;
 using namespace std::chrono_literals;
+
+TEST_CASE("an elastic job waits for a program that is missing for a moment, and names the lost rank first") {
+  const Scratch scratch;
+  const std::string program = scratch.path("worker");
+  const auto link = [&] { std::filesystem::create_symlink(DUET_DDP_WORKER, program); };
+  link();
+  std::vector<std::string> remarks;
+  LaunchOptions options{.ranks = 2, .command = {program, "unlinked", program}, .elastic = true};
+  options.on_line = [](int, bool, std::string_view) {};
+  options.on_remark = [&](const std::string& text) {
+    remarks.push_back(text);
+    if (text.find("has no new process yet") != text.npos && !std::filesystem::exists(program)) link();
+  };
+  CHECK(launch(options).message.empty());
+  REQUIRE(remarks.size() >= 2);
+  CHECK_THAT(remarks[0], ContainsSubstring("rank 1 was killed by signal 9 (SIGKILL)"));
+  CHECK_THAT(remarks[1], ContainsSubstring("has no new process yet, the launcher keeps trying: cannot run"));
+}
+
+TEST_CASE("a script of the command is compared with its content at the start of the job") {
+  const Scratch scratch;
+  const std::string script = scratch.path("script"), data = scratch.path("data");
+  const auto write = [](const std::string& path, const std::string& text) { std::ofstream(path) << text; };
+  write(script, "#!/bin/sh\n");
+  write(data, "1");
+  const std::vector<std::string> command = {"/bin/sh", script, data, "--option"};
+  const std::string before = scripts_in(command);
+  write(data, "2");
+  CHECK(scripts_in(command) == before);
+  write(script, "#!/bin/sh\nexit\n");
+  CHECK(scripts_in(command) != before);
+}
 
 namespace {
 
