@@ -83,6 +83,8 @@ constexpr std::size_t kTarMagic = 257;
 
 const Format* find_format(std::string_view front, FileContent expected) {
   const auto byte = [&](std::size_t at) { return at < front.size() ? static_cast<unsigned char>(front[at]) : 0; };
+  if (byte(8) == '{' && front.substr(4, 4) == "\0\0\0\0"sv)  // behind the header's length
+    return expected == FileContent::tensors ? nullptr : &kSafetensors;
   if (front.starts_with("PK\3\4") && front.size() > kName) {
     const std::string_view name =
         front.substr(kName, static_cast<std::size_t>(byte(kNameLength) + 256 * byte(kNameLength + 1)));
@@ -90,8 +92,6 @@ const Format* find_format(std::string_view front, FileContent expected) {
         std::ranges::find_if(kArchives, [&](const Format& one) { return name.ends_with(one.magic); });
     return expected == FileContent::script && found < kArchives + kScripts ? nullptr : found;
   }
-  if (byte(8) == '{' && front.substr(4, 4) == "\0\0\0\0"sv)  // behind the header's length
-    return expected == FileContent::tensors ? nullptr : &kSafetensors;
   if (byte(0) == 0x80 && byte(1) >= 2 && byte(1) <= 5) return &kPickle;
   if (byte(0) == 8 && (byte(2) == 0x12 || byte(2) == 0x3a)) return &kOnnx;  // its version, then a text or the graph
   if (front.size() > kTarMagic && front.substr(kTarMagic).starts_with("ustar")) return &kTar;

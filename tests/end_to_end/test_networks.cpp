@@ -123,10 +123,11 @@ TEST_CASE("a folder of images is trained on, with workers too, and its classes a
   const std::vector<std::string> again = {"--data", folder.path(), "--epochs", "1"};
   const auto broken = duet_test::duet(small({"train"}, again));
   CHECK(broken.status == 1);
-  CHECK_THAT(broken.err, ContainsSubstring("class1/1.jpg: is no JPEG"));
+  CHECK_THAT(broken.err, ContainsSubstring("1 file is no JPEG") && ContainsSubstring("class1/1.jpg"));
   const auto skipped = duet_test::duet(small({"train", "--skip-broken"}, again));
   CHECK(skipped.status == 0);
-  CHECK_THAT(skipped.err, ContainsSubstring("duet: skipped: ") && ContainsSubstring("class1/1.jpg: is no JPEG"));
+  CHECK_THAT(skipped.err, ContainsSubstring("duet: skipped: ") && ContainsSubstring("1 file is no JPEG") &&
+                              ContainsSubstring("class1/1.jpg"));
 }
 
 TEST_CASE("a network in a file is compared, with the same bits in all modes") {
