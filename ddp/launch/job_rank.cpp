@@ -65,6 +65,21 @@ bool JobRank::note_failure(const std::optional<Clock::time_point>& sigterm) {
   return own.has_value();
 }
 
+int first_lost_elsewhere(const std::list<JobRank>& ranks, int per_node, int node) {
+  const JobRank* found = nullptr;
+  for (const JobRank& one : ranks) {
+    const bool other = one.failed && one.error.lost_rank >= 0 && one.error.lost_rank / per_node != node;
+    if (other && (found == nullptr || one.when < found->when)) found = &one;
+  }
+  return found != nullptr ? found->error.lost_rank : -1;
+}
+
+std::vector<RankRecord> records_of(const std::list<JobRank>& ranks) {
+  std::vector<RankRecord> records;
+  for (const JobRank& rank : ranks) records.push_back({rank.rank, rank.record()});
+  return records;
+}
+
 std::string JobRank::ending(int killed_by) const {
   const std::string name = concat("rank ", rank), cause = error.message.empty() ? "" : ": " + error.message;
   if (killed_by != 0) return concat(name, " was killed by ", signal_text(killed_by), cause);

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "ddp/group/failure_report.h"
 #include "ddp/group/flight_recorder.h"
 #include "ddp/launch/error_file.h"
 #include "ddp/launch/job_memory.h"
@@ -54,6 +55,12 @@ struct JobRank {
   /// Returns what to add to the message about a rank that wrote no error file; empty: nothing.
   std::string hint() const;
 };
+
+/// Returns the rank of another host than `node` that these have lost first, with `per_node` ranks a host; -1: none.
+int first_lost_elsewhere(const std::list<JobRank>& ranks, int per_node, int node);
+
+/// Returns what the ranks' flight recorders hold.
+std::vector<RankRecord> records_of(const std::list<JobRank>& ranks);
 
 /// A process of an elastic job that is to start.
 struct JobStart {

@@ -454,7 +454,7 @@ class Job {
     if (const JobRank* const one = absent_for_good(ranks_, options_.nodes * options_.ranks))
       return end_by(one->rank,
                     concat("rank ", one->rank, " ended with exit code 0, but the others wait for it to join them"));
-    if (const std::string text = waits_.look(records(), to_ns(now)); !text.empty()) remark(text);
+    if (const std::string text = waits_.look(records_of(ranks_), to_ns(now)); !text.empty()) remark(text);
   }
 
   void look_at_guard() {
@@ -511,13 +511,7 @@ class Job {
 
   /// The rank of another host that ranks of this one lost first, if no cause lies here; -1: there is none.
   int lost_elsewhere(const JobRank& first) const {
-    const JobRank* found = nullptr;
-    for (const JobRank& one : ranks_) {
-      const bool other =
-          one.failed && one.error.lost_rank >= 0 && one.error.lost_rank / options_.ranks != options_.node_rank;
-      if (other && (found == nullptr || one.when < found->when)) found = &one;
-    }
-    return culprit_score(first) == 1 && found != nullptr ? found->error.lost_rank : -1;
+    return culprit_score(first) == 1 ? first_lost_elsewhere(ranks_, options_.ranks, options_.node_rank) : -1;
   }
 
   std::string message_of(const JobRank& rank) const {
@@ -525,12 +519,6 @@ class Job {
     if (rank.stop_ended)
       return concat("rank ", rank.rank, " was stopped by a signal for more than ", options_.stop_limit.count(), " ms");
     return rank.ending(killed_by(rank));
-  }
-
-  std::vector<RankRecord> records() const {
-    std::vector<RankRecord> ranks;
-    for (const JobRank& rank : ranks_) ranks.push_back({rank.rank, rank.record()});
-    return ranks;
   }
 
   LaunchResult result() const {
@@ -550,7 +538,7 @@ class Job {
             .failed_rank = other < 0 ? first->rank : other,
             .signal = killed_by(*first),
             .message = lost + message_of(*first) + first->hint() + (losses_ ? losses_->reason() : ""),
-            .report = failure_report(records(), first->rank, to_ns(sigterm_at_.value_or(Clock::now())))};
+            .report = failure_report(records_of(ranks_), first->rank, to_ns(sigterm_at_.value_or(Clock::now())))};
   }
 
   const LaunchOptions& options_;
