@@ -31,7 +31,7 @@ namespace {
 // A wait looks at its store in pauses of a small part of what it has taken: a new process starts for half a second.
 constexpr Milliseconds kLeastPause{1}, kMostPause{20};
 constexpr int kPauses = 50;
-constexpr Milliseconds kNoLimit = std::chrono::hours(24 * 365);  // the launcher has one
+constexpr Milliseconds kNoLimit = std::chrono::hours(24 * 365);  // the launcher ends a job whose ranks don't come
 constexpr Milliseconds kPatience{60'000};                        // with a shortage of threads or memory
 constexpr std::int64_t kStatePiece = 16 << 20;                   // bytes of a state that lie on a GPU at once
 
@@ -54,7 +54,9 @@ class CheckedStore final : public Store {
       try {
         return store_->request(op, strings, pause);
       } catch (const CommError&) {
-        if (waited >= timeout || Clock::now() < asked + pause) throw;  // the latter: for another reason
+        if (Clock::now() < asked + pause) throw;  // for another reason
+        if (waited >= timeout)
+          throw CommError(concat("waited ", timeout.count(), " ms for the store's key ", strings.at(0)));
       }
       check_();
     }
@@ -298,14 +300,23 @@ std::unique_ptr<ProcessGroup> make_elastic_group(const ElasticOptions& options) 
                           .device = options.device,
                           .interface = options.interface,
                           .check = check};
-      if (over.backend == "auto") try {
-          over.backend = "shm";
-          over.hosts.clear();
-          return connect(over, own, rank, size);
-        } catch (const CommError&) {  // on all ranks alike, unless one was lost
+      if (over.backend == "auto") {
+        std::unique_ptr<ProcessGroup> group;
+        std::string failure;
+        over.backend = "shm";
+        over.hosts.clear();
+        try {
+          group = connect(over, own, rank, size);
+        } catch (const LostConnection&) {
+          throw;
+        } catch (const CommError& error) {
           check();
-          over.backend = "tcp";
+          failure = error.what();
         }
+        const auto failures = meet(*own, "shm/failures", rank, size, options.join_timeout, failure);
+        if (std::ranges::all_of(failures, &std::string::empty)) return group;
+        over.backend = "tcp";
+      }
       return connect(over, own, rank, size);
     };
   };

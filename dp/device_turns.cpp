@@ -35,16 +35,16 @@ void DeviceTurns::wait_begins() {
         unbound = std::current_exception();
       }
       turn_.lock();
-      if (unbound != nullptr) failure_ = unbound, next_ = end_;
-      run_rest();
+      run_rest(unbound);
       turn_.unlock();
     }));
   turn_.unlock();
 }
 
-void DeviceTurns::run_rest() noexcept {
+void DeviceTurns::run_rest(const std::exception_ptr& unbound) noexcept {
   while (next_ < end_) {
     try {
+      unbound_ = unbound;
       (*task_)(next_++);
     } catch (...) {
       if (failure_ == nullptr) failure_ = std::current_exception();

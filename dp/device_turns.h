@@ -28,10 +28,14 @@ class DeviceTurns {
   /// Called by a replica within its task, before and after it waits for others.
   void wait_begins();
   void wait_ended() { turn_.lock(); }
+  /// Called by a task when it begins: throws if its thread couldn't be bound to the device.
+  void require_bound() const {
+    if (unbound_ != nullptr) std::rethrow_exception(unbound_);
+  }
 
  private:
   /// Runs the replicas that have not begun; holds turn_.
-  void run_rest() noexcept;
+  void run_rest(const std::exception_ptr& unbound = nullptr) noexcept;
 
   const Device device_;
   const int begin_, end_;
@@ -39,7 +43,7 @@ class DeviceTurns {
   std::mutex turn_;  // held by the thread whose replica computes; guards what follows
   int next_ = 0;
   std::vector<std::thread> threads_;
-  std::exception_ptr failure_;
+  std::exception_ptr failure_, unbound_;
 };
 
 }  // namespace duet::dp

@@ -32,7 +32,10 @@ void run_side_by_side(Replicas& replicas, const char* name, int count, const Sum
           try {
             with_prefix(
                 [&] { return concat("replica ", replicas.device_number(i), " on device ", replicas.device(i), ": "); },
-                [&] { task(i); });
+                [&] {
+                  replicas.require_bound(i);
+                  task(i);
+                });
             replicas.end_sums(i);
           } catch (const OtherReplicaFailed&) {
             throw;

@@ -127,6 +127,10 @@ class Replicas final : public std::enable_shared_from_this<Replicas>, private nn
   const nn::Module& module() const { return module_; }
   const std::shared_ptr<ThreadPool>& threads() const { return threads_; }
   /// Whether the replica's device has others.
+  /// Throws within run() if the thread of the replica couldn't be bound to its device.
+  void require_bound(int replica) const {
+    if (const auto& turns = turns_[static_cast<std::size_t>(device_number(replica))]) turns->require_bound();
+  }
   bool takes_turns(int replica) const { return turns_[static_cast<std::size_t>(device_number(replica))] != nullptr; }
   nn::Context& context(int i) { return contexts_[static_cast<std::size_t>(i)]; }
   /// Runs task(i) for every replica, each on its device's thread; one after the other while a step is recorded. What a

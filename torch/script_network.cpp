@@ -14,6 +14,7 @@
 #include <string>
 
 #include "lib/autograd/grad_mode.h"
+#include "lib/base/text.h"
 #include "lib/error.h"
 #include "lib/nn/module.h"
 #include "lib/nn/network_module.h"
@@ -51,7 +52,9 @@ Shape output_shape(nn::Module& network, std::int64_t count, const Shape& sample)
 /// Calls visit(node) for all operators of the network, those of its children too.
 template <class Visit>
 void for_each_operator(const ScriptModule& script, const Visit& visit) {
-  auto graph = script.get_method("forward").graph()->copy();
+  const auto forward = script.find_method("forward");
+  if (!forward) return;
+  auto graph = forward->graph()->copy();
   ::torch::jit::Inline(*graph);
   ::torch::jit::DepthFirstGraphNodeIterator nodes(graph);
   while (::torch::jit::Node* const node = nodes.next())
@@ -85,9 +88,14 @@ std::int64_t classes_of(const ScriptModule& script, const Shape& sample, const s
     failure = last_line(error.what());
   }
   const bool fits = failure.empty() && one.rank() == 2 && two == one.with(0, 2);
-  const std::int64_t rows = fits ? 0 : fixed_rows(script);
-  require<UsageError>(rows == 0, path, ": takes batches of ", rows,
-                      " samples only, as it was traced: give view() and "
+  std::int64_t rows = fits ? 0 : fixed_rows(script);
+  try {
+    if (rows > 0 && output_shape(*network, rows, sample).rank() != 2) rows = 0;
+  } catch (const Error&) {
+    rows = 0;
+  }
+  require<UsageError>(rows == 0, path, ": takes batches of ", rows, rows == 1 ? " sample" : " samples",
+                      " only, as it was traced: give view() and "
                       "reshape() -1 for dimension 0, or use torch.jit.script(model).save(FILE)");
   require<UsageError>(failure.empty(), path, ": fails on samples of ", sample[0], "x", sample[1], "x", sample[2],
                       " (--input, --image-size): ", failure);
@@ -101,6 +109,7 @@ void warn_of_mode(const ScriptModule& script, const std::string& path) {
   for_each_operator(script, [&](::torch::jit::Node& node) {
     const std::string name = node.kind().toUnqualString();
     if (name != "batch_norm" && name.find("dropout") == std::string::npos) return;
+    if (node.owningBlock()->owningNode() != nullptr) return;  // within an `if` of the network's own
     const auto& arguments = node.schema().arguments();
     for (std::size_t i = 0; i < arguments.size(); ++i) {
       if (arguments[i].name() != "train" && arguments[i].name() != "training") continue;
@@ -112,9 +121,9 @@ void warn_of_mode(const ScriptModule& script, const std::string& path) {
     std::string names;
     for (const std::string& name : fixed[trains]) names += (names.empty() ? "" : " and ") + name;
     if (!names.empty())
-      std::cerr << concat("warning: ", path, ": was traced in ", trains ? "train()" : "eval()", " mode, so ",
-                          trains ? "evaluation" : "training", " runs ", names, " as ",
-                          trains ? "training" : "evaluation", " does: use torch.jit.script(model).save(FILE)\n");
+      std::cerr << concat("warning: ", printable(path), ": evaluation and training run ", names, " as ",
+                          trains ? "training" : "evaluation", " does: was traced in ", trains ? "train()" : "eval()",
+                          " mode, or has a constant flag. Use torch.jit.script(model).save(FILE)\n");
   }
 }
 

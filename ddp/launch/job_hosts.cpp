@@ -63,11 +63,11 @@ std::string prefix_of(std::int32_t begun) { return concat("ranks/", begun, "/");
 class ArbiterHosts final : public JobHosts {
  public:
   ArbiterHosts(const LaunchOptions& options, const JobMeeting& meeting, JobMemory& memory, JobArbiter& arbiter,
-               int interrupts)
+               const SignalPipe* signals)
       : options_(options),
         memory_(memory),
         arbiter_(arbiter),
-        interrupts_(interrupts),
+        signals_(signals),
         store_(make_store(options, meeting, true)),
         table_(store_, &store_->served()),
         greetings_(table_, kGreeting, bell_),
@@ -85,9 +85,11 @@ class ArbiterHosts final : public JobHosts {
       } catch (const Error&) {  // they hear no more of this launcher
         return;
       }
-      std::array<pollfd, 2> events = {{{bell_.descriptor(), POLLIN, 0}, {interrupts_, POLLIN, 0}}};
+      std::array<pollfd, 2> events = {
+          {{bell_.descriptor(), POLLIN, 0}, {signals_ != nullptr ? signals_->descriptor() : -1, POLLIN, 0}}};
       ::poll(events.data(), events.size(), static_cast<int>(kPause.count()));
-      if (events[1].revents != 0) return;
+      for (int signal; events[1].revents != 0 && (signal = signals_->next()) != 0;)
+        if (!is_left_to_ranks(signal)) return;
     }
   }
 
@@ -96,7 +98,7 @@ class ArbiterHosts final : public JobHosts {
   std::vector<HostEvent> exchange(bool is_idle) override {
     bell_.reset();
     is_idle_ = is_idle;
-    arbiter_.require_own();
+    if (!ended_) arbiter_.require_own();
     for (const std::string& text : greetings_.take()) welcome(text);
     for (auto& [host, link] : links_) try {
         hear(host, *link);
@@ -105,7 +107,8 @@ class ArbiterHosts final : public JobHosts {
       } catch (const CommError& error) {
         link->left = error.what();
       }
-    require<CommError>(greetings_.lost().empty(), "the launchers of other hosts are not heard: ", greetings_.lost());
+    require<CommError>(ended_ || greetings_.lost().empty(),
+                       "the launchers of other hosts are not heard: ", greetings_.lost());
     lose_hosts();
     look_for_absent();
     forget_generations();
@@ -211,7 +214,7 @@ class ArbiterHosts final : public JobHosts {
     const int host = greeting.host;
     if (host < 1 || host >= options_.nodes || greeting.nodes != options_.nodes || greeting.ranks != options_.ranks)
       return refuse(greeting);
-    if (memory_.ended() || ended_) return tell(greeting, concat("host ", host, " has come when the job was over"));
+    if (memory_.ended() || ended_) return tell(greeting, concat("host ", host, " came after the job had ended"));
     if (links_.contains(host)) lose_host(host, "was started again, or is there twice");
     links_.emplace(host, std::make_unique<Link>(table_, greeting.session, memory_, bell_));
     for (int rank = 0; rank < static_cast<int>(places_.size()); ++rank) {
@@ -321,7 +324,7 @@ class ArbiterHosts final : public JobHosts {
   const LaunchOptions& options_;
   JobMemory& memory_;
   JobArbiter& arbiter_;
-  const int interrupts_;
+  const SignalPipe* const signals_;
   Bell bell_;
   const std::shared_ptr<TcpStore> store_;
   const std::shared_ptr<Store> table_;  // its own
@@ -461,8 +464,8 @@ class FollowerHosts final : public JobHosts {
 }  // namespace
 
 std::unique_ptr<JobHosts> make_job_arbiter(const LaunchOptions& options, const JobMeeting& meeting, JobMemory& memory,
-                                           JobArbiter& arbiter, int interrupts) {
-  return std::make_unique<ArbiterHosts>(options, meeting, memory, arbiter, interrupts);
+                                           JobArbiter& arbiter, const SignalPipe* signals) {
+  return std::make_unique<ArbiterHosts>(options, meeting, memory, arbiter, signals);
 }
 
 std::unique_ptr<JobHosts> make_job_follower(const LaunchOptions& options, const JobMeeting& meeting, JobMemory& memory,

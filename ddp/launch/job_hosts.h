@@ -9,6 +9,7 @@
 
 #include "ddp/group/flight_recorder.h"
 #include "ddp/launch/job_memory.h"
+#include "ddp/launch/job_processes.h"
 #include "ddp/launch/launch.h"
 #include "ddp/store/store.h"
 
@@ -63,10 +64,10 @@ struct JobMeeting {
   std::string run{}, secret{};
 };
 /// For the host with the arbiter: serves the store at which launchers and ranks meet. In the end it waits until the
-/// others know, but no longer than kHostLimit, and than `interrupts` becomes readable. Throws CommError where it
-/// cannot.
+/// others know, but no longer than kHostLimit, and until a signal of `signals` (may be null) ends the job. Throws
+/// CommError where it cannot.
 std::unique_ptr<JobHosts> make_job_arbiter(const LaunchOptions& options, const JobMeeting& meeting, JobMemory& memory,
-                                           JobArbiter& arbiter, int interrupts);
+                                           JobArbiter& arbiter, const SignalPipe* signals);
 /// For another host; `end_processes` kills those of this one, and is false where the job ends here. Throws CommError
 /// where the arbiter's does not answer within the time.
 std::unique_ptr<JobHosts> make_job_follower(const LaunchOptions& options, const JobMeeting& meeting, JobMemory& memory,

@@ -105,7 +105,7 @@ class Job {
   void meet_hosts() {
     const JobMeeting meeting{variables_.port, concat(variables_.run_id, '|', variables_.port), given_secret()};
     if (options_.node_rank == 0)
-      hosts_ = make_job_arbiter(options_, meeting, losses_->job(), losses_->arbiter(), signals_.descriptor());
+      hosts_ = make_job_arbiter(options_, meeting, losses_->job(), losses_->arbiter(), &signals_);
     else
       await_arbiter(meeting);
   }

@@ -74,8 +74,10 @@ class Resolver {
 
   LaunchedRank resolve() const {
     std::vector<Found> all;
-    for (const LauncherVariables& row : kLaunchers)
+    for (const LauncherVariables& row : kLaunchers) {
+      if (row.schedules && !all.empty() && all[0].is_placed) continue;  // a scheduler's only help to place a rank
       if (const auto found = read(row, all.empty())) all.push_back(*found);
+    }
     if (all.empty()) return {};
     // MPI may have started torchrun itself, once on each host.
     const bool elastic = has("TORCHELASTIC_RUN_ID") && all[0].row == &kPlain;

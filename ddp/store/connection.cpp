@@ -345,7 +345,7 @@ void Listener::add(tcp::socket socket) {
   std::string cause;
   try {
     if (shortage.empty()) session.thread = start_thread("a caller's thread", [this, &session] { run(session); });
-  } catch (const Error& error) {
+  } catch (const std::exception& error) {
     shortage = kNoThread;
     cause = error.what();
   }

@@ -78,7 +78,7 @@ class Connection {
 /// was called. The address that the call came from is no part of it: address translation for callers is harmless.
 /// The caller proves first: any process may connect, and could test secrets offline against a proof of the listener.
 /// An end that receives anything else closes the connection.
-inline constexpr std::string_view kMagic = "duet-ranks-v005\n";
+inline constexpr std::string_view kMagic = "duet-ranks-v006\n";
 inline constexpr std::string_view kOther = "duet-other-job.\n";    // the listener serves something else
 inline constexpr std::string_view kRelayed = "duet-is-relayed\n";  // its own endpoint follows
 inline constexpr std::string_view kNoFile = "duet-no-files..\n";   // this was its process's last file descriptor

@@ -32,7 +32,9 @@ std::int64_t Store::ask_number(StoreOp op, std::vector<std::string> strings) {
 
 std::string Store::get(const std::string& key) { return ask_one(StoreOp::get, {key}); }
 std::string Store::take(const std::string& key, Milliseconds timeout) {
-  return request(StoreOp::take, {key}, timeout).at(0);
+  const std::vector<std::string> values = request(StoreOp::take, {key}, timeout);
+  require<CommError>(values.size() == 1, "the store answered ", values.size(), " values for a key");
+  return values[0];
 }
 std::int64_t Store::add(const std::string& key, std::int64_t amount) {
   return ask_number(StoreOp::add, {key, std::to_string(amount)});
@@ -48,8 +50,8 @@ void Store::append(const std::string& key, const std::string& suffix) {
   request(StoreOp::append, {key, suffix}, timeout());
 }
 
-std::vector<std::string> Store::multi_get(const std::vector<std::string>& keys) {
-  std::vector<std::string> values = request(StoreOp::get, keys, timeout());
+std::vector<std::string> Store::multi_get(const std::vector<std::string>& keys, std::optional<Milliseconds> limit) {
+  std::vector<std::string> values = request(StoreOp::get, keys, limit.value_or(timeout()));
   require<CommError>(values.size() == keys.size(), "the store answered ", values.size(), " values for ", keys.size(),
                      " keys");
   return values;
@@ -318,7 +320,7 @@ std::vector<std::string> await_ranks(Store& store, const std::vector<std::string
                                      const std::string& act, Milliseconds timeout) {
   const Clock::time_point deadline = Clock::now() + timeout;
   try {
-    return store.request(StoreOp::get, keys, timeout);
+    return store.multi_get(keys, timeout);
   } catch (const CommError&) {
     if (Clock::now() < deadline) throw;  // for another reason
     const std::string missing = rank_names(ranks_without_key(store, keys));

@@ -76,7 +76,7 @@ class Store {
   std::int64_t num_keys();
   void append(const std::string& key, const std::string& suffix);
   /// Get and set all of these keys at once, as get() and set() do a single one.
-  std::vector<std::string> multi_get(const std::vector<std::string>& keys);
+  std::vector<std::string> multi_get(const std::vector<std::string>& keys, std::optional<Milliseconds> limit = {});
   void multi_set(const std::vector<std::string>& keys, const std::vector<std::string>& values);
   /// The shared secret of this store's ranks: the key of proofs between ranks, which are worth nothing at another
   /// store. It is a random one that the first caller puts into the store; where the store was made with a secret, it is

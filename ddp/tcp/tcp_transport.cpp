@@ -81,7 +81,7 @@ class Mesh {
     const int size = static_cast<int>(newest_.size());
     const std::vector<std::string> addresses = rank_keys("tcp/address", size);
     std::vector<tcp::endpoint> lower;
-    const std::vector<std::string> places = store_.request(StoreOp::get, addresses, timeout_);
+    const std::vector<std::string> places = store_.multi_get(addresses, timeout_);
     for (int peer = 0; peer < rank_; ++peer) lower.push_back(place_of(peer, places[static_cast<std::size_t>(peer)]));
     while (!call_missing(lower) && Clock::now() < deadline_) {
       std::this_thread::sleep_for(kConnectPause);

@@ -129,7 +129,7 @@ bool pin_current_thread(int first, int count) {
 int own_cores() {
   TakenCores& taken = taken_cores();
   const std::lock_guard lock(taken.mutex);
-  return std::max(1, CPU_COUNT(&taken.cores));
+  return std::max(1, std::min(CPU_COUNT(&taken.cores), usable_cores()));
 }
 
 bool take_cores(int first, int count) {

@@ -100,12 +100,13 @@ class CustomNode final : public Node {
 Variable run_custom(const CustomCalls& calls, std::span<const Variable> arguments) {
   require<UsageError>(!arguments.empty(), calls.name, ": got no inputs, expected 1 or more");
   std::vector<Variable> plain;
-  Device device;
+  const Variable* place = &arguments[0];  // the first that is not on cpu:0, if there is one
   for (const Variable& argument : arguments) {
     require_floats(calls.name, argument);
-    if (device == Device{}) device = argument.device();
-    device_to_share(calls.name, {&arguments[0], &argument});
+    if (place->device() == Device{}) place = &argument;
   }
+  const Device device = place->device();
+  for (const Variable& argument : arguments) device_to_share(calls.name, {place, &argument});
   for (const Variable& argument : arguments) plain.push_back(to_plain(on(device, argument)));
   Tensors inputs;
   PooledVector<const Variable*> places;

@@ -183,7 +183,7 @@ TEST_CASE("the arbiter deletes the keys of generations in which no rank is any m
   JobLosses losses({2, 2, 0}, 9, false);
   const LaunchOptions options{.nodes = 2};
   const auto hosts =
-      make_job_arbiter(options, {port.port(), "run", std::string(32, 'a')}, losses.job(), losses.arbiter(), -1);
+      make_job_arbiter(options, {port.port(), "run", std::string(32, 'a')}, losses.job(), losses.arbiter(), nullptr);
   TcpStore store({.port = port.port(), .run = "run", .secret = std::string(32, 'a')});
   JobMember zero(losses.job(), 0), one(losses.job(), 1);
   zero.commit(after_step(5));

@@ -62,7 +62,7 @@ std::unique_ptr<ImageFile> ImageFile::open(FileBytes content, std::string name, 
   require<DataError>(!content.empty(), name, ": is empty, expected a JPEG or PNG image");
   if (!has_read_format(content)) {
     const std::string format = describe_format(std::as_bytes(content));
-    throw DataError(concat(name, ": is no JPEG and no PNG image: it begins with the bytes ",
+    throw DataError(concat(name, ": is neither a JPEG nor a PNG image: it begins with the bytes ",
                            to_hex(std::as_bytes(content.first(std::min(content.size(), kFormatBytes)))),
                            format.empty() ? "" : " and is ", format));
   }

@@ -39,12 +39,14 @@ bool ends_in(std::string_view file, std::span<const std::string_view> endings) {
   return std::any_of(endings.begin(), endings.end(), [&](std::string_view ending) { return name.ends_with(ending); });
 }
 
-/// A file that cannot be opened is an error when it is due, and not of another format.
+/// A file that cannot be read is an error when it is due, and not of another format.
 bool has_other_format(const fs::path& path) {
+  std::error_code error;
+  if (!fs::is_regular_file(path, error)) return false;  // a FIFO would block
   std::ifstream file(path, std::ios::binary);
   std::array<std::uint8_t, kFormatBytes> begin{};
   file.read(reinterpret_cast<char*>(begin.data()), std::ssize(begin));
-  return file.is_open() && !has_read_format({begin.data(), static_cast<std::size_t>(file.gcount())});
+  return file.is_open() && !file.bad() && !has_read_format({begin.data(), static_cast<std::size_t>(file.gcount())});
 }
 
 /// Names of what is in a folder: sub-folders, links to folders too, and the rest.
@@ -135,7 +137,7 @@ ImageFolder::ImageFolder(const fs::path& root, const ImageFolderOptions& options
   std::vector<std::string> left_out = list(root).folders;
   std::erase_if(left_out, std::not_fn(is_left_out));
   if (!left_out.empty())
-    std::cerr << concat("warning: ", root.string(), ": leaves out ", joined(left_out),
+    std::cerr << concat("warning: ", printable(root.string()), ": leaves out ", printable(joined(left_out)),
                         ": such directories are no classes\n");
   require<DataError>(!classes_.empty(), root.string(), ": has no folders; expected a folder of images for each class");
   std::vector<std::string> empty;
@@ -167,13 +169,13 @@ void ImageFolder::find_other_formats() {
   for (std::int64_t i = 0; i < size(); ++i) {
     if (other[static_cast<std::size_t>(i)] == 0) continue;
     if (broken_.empty()) first = path(i).string();
-    broken_.emplace(i, path(i).string() + ": is no JPEG and no PNG image");
+    broken_.emplace(i, path(i).string() + ": is neither a JPEG nor a PNG image");
   }
   if (broken_.empty()) return;
   const std::string format = describe_file(first);
   const std::string found =
       concat(root_.string(), ": ", broken_.size(), broken_.size() == 1 ? " file is" : " files are",
-             " no JPEG and no PNG image, the first is ", first, format.empty() ? "" : ": ", format);
+             " neither JPEG nor PNG images, the first is ", first, format.empty() ? "" : ": ", format);
   require<DataError>(options_.skip_broken, found, "; skip_broken takes other images of their classes in their place");
   warn(options_, found);
 }
@@ -189,8 +191,8 @@ void ImageFolder::warn_of_losses(unsigned losses, std::int64_t file) const {
   const unsigned known = warned_losses_.fetch_or(losses);
   for (const auto& [loss, text] : kTexts)
     if ((losses & ~known & loss) != 0)
-      std::cerr << concat("warning: ", path(file).string(), ": ", text, ". Said once for all images in ",
-                          root_.string(), '\n');
+      std::cerr << concat("warning: ", printable(path(file).string()), ": ", text, ". Said once for all images in ",
+                          printable(root_.string()), '\n');
 }
 
 std::vector<std::string> ImageFolder::class_names(const fs::path& root) {
@@ -310,7 +312,7 @@ void ImageFolder::fetch_in_epoch(std::int64_t epoch, std::span<const std::int64_
   check(indices);
   if (current_epoch() > 0 && current_epoch() != epoch && std::holds_alternative<RandomResizedCrop>(options_.transform))
     std::call_once(warned_, [&] {
-      std::cerr << concat("warning: ", root_.string(), ": the loader is in epoch ", current_epoch(),
+      std::cerr << concat("warning: ", printable(root_.string()), ": the loader is in epoch ", current_epoch(),
                           ", but a data set between fetches the random crops of epoch ", epoch,
                           ": pass the epoch on, or derive the set from data::DatasetWrapper\n");
     });

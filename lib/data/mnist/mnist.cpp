@@ -65,8 +65,7 @@ std::string unusable(const std::vector<fs::path>& places, MnistKind kind) {
       std::error_code error;
       if (!fs::exists(path, error) || (!digits && name == "mnist.pkl.gz")) continue;
       const std::string format = fs::is_directory(path, error) ? "" : describe_file(path.string(), FileContent::script);
-      found += concat(" (", path.string(), " is of the set, but ", format.empty() ? "not IDX" : format,
-                      ", expected IDX files)");
+      found += concat(" (found ", path.string(), format.empty() ? "" : ", " + format, ": duet reads IDX files)");
     }
   }
   return found;
@@ -152,16 +151,19 @@ MnistFiles find_mnist(const fs::path& folder, MnistKind kind) {
   // Files of both kinds have the same names; "." and a link are also what they lead to.
   const MnistKind other = kind == MnistKind::mnist ? MnistKind::fashion_mnist : MnistKind::mnist;
   std::error_code error;
-  bool of_other = false;
+  bool of_other = false, of_own = false;
   for (const fs::path& path : {folder / "", fs::canonical(folder, error) / ""}) {
     const fs::path own = path.parent_path();
     for (const fs::path& named :
-         {own.filename(), own.filename() == "raw" ? own.parent_path().filename() : own.filename()})
+         {own.filename(), own.filename() == "raw" ? own.parent_path().filename() : own.filename()}) {
       of_other = of_other || named == folder_name(other) || named == torch_name(other);
+      of_own = of_own || named == folder_name(kind) || named == torch_name(kind);
+    }
   }
   MnistFiles best = find_in(folder / folder_name(kind));
   std::vector<fs::path> places = {folder / torch_name(kind) / "raw"};
-  if (!of_other) places.insert(places.begin(), {folder, folder / "raw"});
+  if (!of_other) places.insert(places.begin(), folder);
+  if (of_own) places.push_back(folder / "raw");
   for (const fs::path& place : places) {
     MnistFiles files = find_in(place);
     const bool first = place == folder;  // the folder itself goes before its sub-folder

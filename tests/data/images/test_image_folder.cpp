@@ -231,7 +231,7 @@ TEST_CASE("files of formats that are not read are counted and named at once") {
   put(root / "c/jpeg-inside.webp", 0);
   CHECK_NOTHROW(ImageFolder(root.path(), {.transform = kSmall}));
   for (const char* const name : {"a/1.bmp", "b/2.WEBP", "b/3.tiff"}) duet_test::write_file(root / name, {'B', 'M', 0});
-  const std::string found = ": 3 files are no JPEG and no PNG image, the first is " + (root / "a/1.bmp").string();
+  const std::string found = ": 3 files are neither JPEG nor PNG images, the first is " + (root / "a/1.bmp").string();
   CHECK_THROWS_WITH(ImageFolder(root.path(), {.transform = kSmall}), ContainsSubstring(found));
   std::vector<std::string> said;
   const auto warn = [&](const std::string& message) { said.push_back(message); };
@@ -254,7 +254,7 @@ TEST_CASE("a file that is no image is found when the folder is listed, whatever 
   for (const auto& [content, words] : cases) {
     duet_test::write_file(root / "b/._0.png", content);
     CHECK_THROWS_WITH(ImageFolder(root.path()),
-                      ContainsSubstring("1 file is no JPEG and no PNG image") && ContainsSubstring(words));
+                      ContainsSubstring("1 file is neither JPEG nor PNG images") && ContainsSubstring(words));
   }
 }
 
