@@ -27,6 +27,7 @@
 #include "lib/nn/module.h"
 #include "lib/nn/network_module.h"
 #include "lib/nn/networks.h"
+#include "lib/nn/recurrent.h"
 #include "lib/nn/resnet.h"
 #include "lib/nn/simple_cnn.h"
 #include "lib/ops/custom.h"

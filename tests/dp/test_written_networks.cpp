@@ -8,6 +8,7 @@
 #include "dp/data_parallel.h"
 #include "lib/nn/chain.h"
 #include "lib/nn/layers.h"
+#include "lib/nn/recurrent.h"
 #include "lib/ops/losses.h"
 #include "lib/ops/ops.h"
 #include "lib/optim/adam.h"
@@ -52,6 +53,29 @@ struct Transformer final : nn::Module {
   nn::LayerNorm norm1{{kWidth}}, norm2{{kWidth}};
   nn::GELU gelu;
   nn::Dropout dropout{0.2};
+};
+
+/// Recurrent layers over (N, kLength) symbols, with dropout between them; its own state follows from the symbols.
+struct Recurrences final : nn::Module {
+  Recurrences() {
+    register_module("symbols", symbols);
+    register_module("lstm", lstm);
+    register_module("gru", gru);
+    register_module("head", head);
+    initialise(std::uint64_t{3});
+  }
+  Variable forward(nn::Context& context, const Variable& ids) const override {
+    const Variable x = symbols.forward(context, ids), first = ops::reshape(ops::mean(x, {1}), {-1, 1, kWidth});
+    const Variable both = ops::concat({first, ops::tanh(first)});
+    const auto seen = lstm.with_state(context, x, both, zeros_like(x, both.shape()));
+    const auto said = gru.with_state(context, seen.output, seen.cell);
+    return head.forward(context, said.output + ops::mean(said.hidden, {1}, true));
+  }
+  using nn::Module::forward;
+  nn::Embedding symbols{kSymbols, kWidth};
+  nn::LSTM lstm{kWidth, kWidth, {.num_layers = 2, .dropout = 0.2}};
+  nn::GRU gru{kWidth, kWidth, {.num_layers = 2, .bias = false, .dropout = 0.3}};
+  nn::Linear head{kWidth, kSymbols};
 };
 
 /// An autoencoder of (N, 1, 8, 8) images.
@@ -125,5 +149,7 @@ void check_bits(const StepLoss& loss) {
 }  // namespace
 
 TEST_CASE("a transformer has the same bits on any number of devices") { check_bits<Transformer>(transformer_loss); }
+
+TEST_CASE("recurrent layers have the same bits on any number of devices") { check_bits<Recurrences>(transformer_loss); }
 
 TEST_CASE("an autoencoder has the same bits on any number of devices") { check_bits<Autoencoder>(autoencoder_loss); }

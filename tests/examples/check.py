@@ -216,17 +216,17 @@ def losses(text):
 
 def check_learning(programs, sources, name):
     """The loss falls, and all modes end with the same bits; the printed losses of processes are those of rank 0's rows."""
-    data, steps = {"autoencoder": ("synthetic", "40"), "char_gpt": (f"{sources}/../LICENSE", "80")}[name]
-    alone = run(programs, name, "single", "1", data, steps)
+    *data, steps = {"autoencoder": ("synthetic", "40"), "char_gpt": (f"{sources}/../LICENSE", "80"), "adding_problem": ("80",)}[name]
+    alone = run(programs, name, "single", "1", *data, steps)
     fall = losses(alone)
     if len(fall) != 20 or fall[-1] > 0.6 * fall[0] or "parameters: sha256 " not in alone:
         return alone
-    wrong = [difference(alone, run(programs, name, "dp", devices, data, steps), f"dp {devices}") for devices in ("2", "3")]
+    wrong = [difference(alone, run(programs, name, "dp", devices, *data, steps), f"dp {devices}") for devices in ("2", "3")]
     end = alone[alone.rindex("\nstep"):].split("\n", 2)[2]
     for devices in ("2", "3"):
-        said = run(programs, name, "ddp", devices, data, steps)
+        said = run(programs, name, "ddp", devices, *data, steps)
         wrong.append("" if said.endswith(end) and len(losses(said)) == 20 else said)
-    said = run(programs, name, "dpp", "2", data, "1")
+    said = run(programs, name, "dpp", "2", *data, "1")
     wrong.append("" if said == f"exit code 2\n{name}: got 'dpp', expected single, dp or ddp\n" else said)
     return "\n".join(filter(None, wrong))
 
@@ -399,13 +399,13 @@ CHECKS += [(check_toy_regression, "toy_regression"), (check_tutorials, "tutorial
            (check_pictures, "draw_pictures")]
 CHECKS += [(check, name) for name in ("partition", "random_dataset_dp", "a_simple_net", "collectives", "comm_hook",
                                       "ring_all_reduce", "two_processes", "train_single", "train_dp", "train_ddp", "own_network",
-                                      "make_image_folder", "toy_regression", "autoencoder", "gan", "char_gpt", "fashion_mnist")
+                                      "make_image_folder", "toy_regression", "autoencoder", "gan", "char_gpt", "adding_problem", "fashion_mnist")
            for check in (check_help, check_wrong_arguments)]
 CHECKS += [(check, name) for name in ("train_dp", "train_ddp") for check in (check_training, check_wrapper_lines)]
 
 CHECKS += [(check_own_network, "own_network"), (check_image_folder, "make_image_folder")]
 CHECKS += [(check, name) for name in ("autoencoder", "char_gpt") for check in (check_learning, check_torch_losses)]
-CHECKS += [(check_gan, "gan"), (check_fashion_mnist, "fashion_mnist")]
+CHECKS += [(check_learning, "adding_problem"), (check_gan, "gan"), (check_fashion_mnist, "fashion_mnist")]
 CHECKS += [(check, "imagenet") for check in (check_imagenet, check_imagenet_features, check_imagenet_errors)]
 
 
