@@ -24,11 +24,6 @@ std::string ranks_elsewhere(const LaunchOptions& options) {
   return others.empty() ? "" : concat("other hosts (", rank_names(others), ")");
 }
 
-JobArbiter::Sizes sizes_of(const LaunchOptions& options) {
-  const int ranks = options.nodes * options.ranks;
-  return {ranks, options.min_ranks == 0 ? ranks : options.min_ranks, options.spares};
-}
-
 RankFile make_error_file(const std::string& path) {
   if (path.empty()) return make_rank_file("error");
   std::error_code ignored;

@@ -20,8 +20,6 @@ namespace duet::ddp {
 /// What remarks call the ranks of other launchers; empty if there are none.
 std::string ranks_elsewhere(const LaunchOptions& options);
 
-JobArbiter::Sizes sizes_of(const LaunchOptions& options);
-
 /// At the path, which nothing has then; empty: in memory.
 RankFile make_error_file(const std::string& path);
 

@@ -165,8 +165,8 @@ TEST_CASE("files of the set in formats that are not read are named") {
   write_file(npz, Bytes(zip.begin(), zip.end()));
   MnistOptions options = in(folder);
   options.train_images = options.test_images = 2;
-  CHECK_THAT(load_mnist(options).origin, ContainsSubstring("found " + npz + ", a NumPy archive") &&
-                                             ContainsSubstring("datasets--ylecun--mnist"));
+  CHECK_THAT(load_mnist(options).origin,
+             ContainsSubstring("found " + npz + ", a NumPy archive") && ContainsSubstring("datasets--ylecun--mnist"));
   options.data = (folder / "home/.keras/datasets").string();
   CHECK_THROWS_WITH(load_mnist(options), ContainsSubstring("found " + npz + ", a NumPy archive"));
   options.kind = MnistKind::fashion_mnist;

@@ -161,8 +161,9 @@ TEST_CASE("damaged images are read or refused") {
 TEST_CASE("what is no image, or is too large, is refused") {
   CHECK_THROWS_WITH(ImageFile::open({}, "a.jpg"), "a.jpg: is empty, expected a JPEG or PNG image");
   const Bytes gif = {'G', 'I', 'F', '8', '9', 'a'};
-  CHECK_THROWS_WITH(ImageFile::open(gif, "a.jpg"),
-                    "a.jpg: is neither a JPEG nor a PNG image: it begins with the bytes 474946383961 and is a GIF image");
+  CHECK_THROWS_WITH(
+      ImageFile::open(gif, "a.jpg"),
+      "a.jpg: is neither a JPEG nor a PNG image: it begins with the bytes 474946383961 and is a GIF image");
   if (!has_image_codecs()) DUET_SKIP("built without images");
   for (const std::size_t which : {std::size_t{0}, image_samples().size() - 1}) {
     const Bytes content = image_samples()[which].content();
