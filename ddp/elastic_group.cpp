@@ -307,8 +307,6 @@ std::unique_ptr<ProcessGroup> make_elastic_group(const ElasticOptions& options) 
         over.hosts.clear();
         try {
           group = connect(over, own, rank, size);
-        } catch (const LostConnection&) {
-          throw;
         } catch (const CommError& error) {
           check();
           failure = error.what();
