@@ -32,7 +32,7 @@ constexpr const char* kFromOnnx =
 constexpr const char* kFromHdf5 = "read it by h5py or its framework, and write its tensors by safetensors.numpy";
 constexpr const char* kDownload = "download the file again, from an address that gives the file itself";
 
-struct Format {
+struct FileFormat {
   std::string_view magic;
   const char* name;
   const char* fix = "";                     // may be empty
@@ -40,7 +40,7 @@ struct Format {
 };
 constexpr FileContent kTensors = FileContent::tensors;
 
-constexpr Format kFormats[] = {
+constexpr FileFormat kFormats[] = {
     {"version https://git-lfs"sv, "a Git LFS pointer", "fetch the file itself: git lfs pull"},
     {"<!doctype"sv, "an HTML page", kDownload},
     {"<html"sv, "an HTML page", kDownload},
@@ -64,12 +64,12 @@ constexpr Format kFormats[] = {
     {"MM\0*"sv, "a TIFF image"},
     {"PAR1"sv, "a Parquet file"},
 };
-constexpr Format kPickle{{}, "a Python pickle, such as a legacy file of torch.save", kFromTorch, kTensors},
+constexpr FileFormat kPickle{{}, "a Python pickle, such as a legacy file of torch.save", kFromTorch, kTensors},
     kOnnx{{}, "an ONNX model", kFromOnnx, kTensors}, kTar{{}, "a tar archive", "unpack it: tar -xf FILE"},
     kSafetensors{{}, "a safetensors file"};
 
 /// ZIP archives by the end of the name of their first file.
-constexpr Format kArchives[] = {
+constexpr FileFormat kArchives[] = {
     {"/data/0"sv, "a TorchScript file", kFromScript, kTensors},
     {"data.pkl"sv, "a PyTorch file (torch.save or TorchScript)", kFromTorch, kTensors},
     {".npy"sv, "a NumPy archive (.npz)", kFromArchive, kTensors},
@@ -81,15 +81,15 @@ constexpr std::size_t kScripts = 2;                  // the first of them may be
 constexpr std::size_t kNameLength = 26, kName = 30;  // in the header of a ZIP archive's file
 constexpr std::size_t kTarMagic = 257;
 
-const Format* find_format(std::string_view front, FileContent expected) {
+const FileFormat* find_format(std::string_view front, FileContent expected) {
   const auto byte = [&](std::size_t at) { return at < front.size() ? static_cast<unsigned char>(front[at]) : 0; };
   if (byte(8) == '{' && front.substr(4, 4) == "\0\0\0\0"sv)  // behind the header's length
     return expected == FileContent::tensors ? nullptr : &kSafetensors;
   if (front.starts_with("PK\3\4") && front.size() > kName) {
     const std::string_view name =
         front.substr(kName, static_cast<std::size_t>(byte(kNameLength) + 256 * byte(kNameLength + 1)));
-    const Format* const found =
-        std::ranges::find_if(kArchives, [&](const Format& one) { return name.ends_with(one.magic); });
+    const FileFormat* const found =
+        std::ranges::find_if(kArchives, [&](const FileFormat& one) { return name.ends_with(one.magic); });
     return expected == FileContent::script && found < kArchives + kScripts ? nullptr : found;
   }
   if (byte(0) == 0x80 && byte(1) >= 2 && byte(1) <= 5) return &kPickle;
@@ -97,7 +97,7 @@ const Format* find_format(std::string_view front, FileContent expected) {
   if (front.size() > kTarMagic && front.substr(kTarMagic).starts_with("ustar")) return &kTar;
   std::string text(front.substr(std::min(front.find_first_not_of(" \t\r\n"), front.size())));
   std::ranges::transform(text, text.begin(), [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
-  const auto* const found = std::ranges::find_if(kFormats, [&](const Format& one) {
+  const auto* const found = std::ranges::find_if(kFormats, [&](const FileFormat& one) {
     return one.magic.starts_with('<') ? text.starts_with(one.magic) : front.starts_with(one.magic);
   });
   return found == std::end(kFormats) ? nullptr : found;
@@ -106,7 +106,7 @@ const Format* find_format(std::string_view front, FileContent expected) {
 }  // namespace
 
 std::string describe_format(std::span<const std::byte> front, FileContent expected) {
-  const Format* const found = find_format({reinterpret_cast<const char*>(front.data()), front.size()}, expected);
+  const FileFormat* const found = find_format({reinterpret_cast<const char*>(front.data()), front.size()}, expected);
   if (found == nullptr) return {};
   const bool has_fix = *found->fix != '\0' && (found->reader == FileContent::other || expected == found->reader);
   return concat(found->name, has_fix ? "; " : "", has_fix ? found->fix : "");
