@@ -54,8 +54,9 @@ bool JobRank::note_failure(const std::optional<Clock::time_point>& sigterm) {
     error.message = printable(error.message);
     if (error.monotonic_ns > 0) when = at(error.monotonic_ns);
     if (error.by_signal && sigterm && when >= *sigterm) error.message.clear();  // the launcher's own
-  } else if (const std::int64_t left = record().left_ns; left > 0 && !(sigterm && at(left) >= *sigterm)) {
-    when = at(left);
+  } else if (const auto ns = record().left_ns; ns > 0 && !(sigterm && at(ns) >= *sigterm)) {
+    left = true;
+    when = at(ns);
   }
   return own.has_value();
 }
@@ -84,8 +85,8 @@ std::string JobRank::ending(int killed_by) const {
 }
 
 std::string JobRank::hint() const {
-  if (!error.message.empty() || process.exit_code() == 0 || (process.signal() != 0 && when == seen)) return {};
-  return concat(when == seen ? "" : " after an exception that main() didn't pass to ddp::report_failure()",
+  if (!error.message.empty() || process.exit_code() == 0 || (process.signal() != 0 && !left)) return {};
+  return concat(!left ? "" : " after an exception that main() didn't pass to ddp::report_failure()",
                 last_words.empty() ? "" : concat("; its last line on stderr: ", printable(last_words)));
 }
 

@@ -40,6 +40,7 @@ struct JobRank {
   bool stop_reported = false, stop_ended = false;  // ended: by the launcher, as it lasted too long
 
   std::string last_words{};  // its last line on stderr that isn't blank
+  bool left = false;         // wrote no error file, and an exception dropped its group before the launcher's SIGTERM
 
   FlightRecord record() const { return FlightRecorder::read(record_file.path); }
   /// Whether the ended process was lost: it left no error that explains its end, and no exception dropped its group. A

@@ -505,7 +505,7 @@ class Job {
   /// How sure it is that this rank failed by itself; -1 if it did not fail or was made to end.
   int culprit_score(const JobRank& rank) const {
     if (overdue_ == &rank) return 4;
-    if (!rank.failed || (ended_by_sigterm(rank) && rank.error.message.empty() && rank.when == rank.seen)) return -1;
+    if (!rank.failed || (ended_by_sigterm(rank) && rank.error.message.empty() && !rank.left)) return -1;
     return rank.error.consequence ? 1 : killed_by(rank) != 0 ? 3 : 2;
   }
 
