@@ -16,6 +16,8 @@ namespace duet::cli {
 /// and together with it those that are as fast within 5 %. Where nothing was timed in rounds on devices with cores of
 /// their own, that nothing is concluded, and why.
 std::string answer(const Results& results);
+/// Returns PyTorch's fastest run on as many cores as duet's best mode; may be null.
+const Run* best_torch(const Results& results);
 /// How many times as fast duet's best mode is as PyTorch's best on as many cores; empty without both.
 std::string against_torch(const Results& results);
 /// The run of dp or ddp on several devices whose speed-up has the highest lower end; null where there is none.

@@ -38,6 +38,7 @@ std::string machine_line(const Results& results) {
 /// Lower is shown first where not all rows have a line. dp, ddp and averaging on one device are single's own code.
 int priority(const Results& results, const Run& run, int devices) {
   if (!run.ok || run.mode == "single" || &run == base_of(results)) return 0;
+  if (&run == best_torch(results)) return 1;
   if (run.is_torch()) return run.threads() == devices ? 2 : 3;
   if (run.devices == 1) return 4;
   if (run.devices == devices) return wraps(run) ? 1 : 2;

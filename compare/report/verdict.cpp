@@ -87,6 +87,12 @@ std::string no_gain(const Results& results, const Candidates& best) {
   return "No gain over one device was measured: " + at;
 }
 
+/// The run of duet that is compared with PyTorch's; may be null.
+const Run* run_against_torch(const Results& results) {
+  const Run* const run = best_wrapped(results);
+  return run ? run : find_run(results, "single", 1);
+}
+
 /// Empty where nothing was timed in rounds on devices with cores of their own.
 std::string verdict(const Results& results) {
   const Candidates whole = candidates(results, [&](const Run& run) { return all_cores_row(results, run); });
@@ -130,15 +136,20 @@ std::string answer(const Results& results) {
   return text;
 }
 
-std::string against_torch(const Results& results) {
-  if (load_of(results)) return "";
-  const Run* run = best_wrapped(results);
-  if (!run) run = find_run(results, "single", 1);
+const Run* best_torch(const Results& results) {
+  const Run* const run = run_against_torch(results);
   const Run* best = nullptr;
   for (const Run& other : results.runs)
     if (run && other.ok && other.is_plain_torch() && other.threads() == run->threads() &&
         (!best || other.samples_per_s > best->samples_per_s))
       best = &other;
+  return best;
+}
+
+std::string against_torch(const Results& results) {
+  if (load_of(results)) return "";
+  const Run* run = run_against_torch(results);
+  const Run* best = best_torch(results);
   const std::optional<Interval> ratio = best ? speed_against(*run, *best) : std::nullopt;
   if (!ratio) return "";
   const std::string duet = mode_on(results, *run),

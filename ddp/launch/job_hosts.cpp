@@ -111,7 +111,7 @@ class ArbiterHosts final : public JobHosts {
                        "the launchers of other hosts are not heard: ", greetings_.lost());
     lose_hosts();
     look_for_absent();
-    forget_generations();
+    if (!ended_) forget_generations();
     for (auto& [host, link] : links_) send(*link);
     std::erase_if(links_, [](const auto& one) { return one.second->ended; });
     return std::exchange(events_, {});

@@ -24,7 +24,7 @@ from strikes import KILLED_TWICE, LIMIT, LOST_ALL, Job, state_of
 
 RANKS = 2  # of a host
 SILENT = "which has said nothing for 5 s"
-GONE = ("no store answered", "the launcher of host 0 is gone", "has come when the job was over")
+GONE = ("no store answered", "the launcher of host 0 is gone", "came after the job had ended")
 
 
 def free_port():
@@ -207,7 +207,7 @@ class Tests:
         ends = {0: "exit code 130", 1: "exit code 1", 2: "exit code 1"}
         self.run("the arbiter is interrupted twice", "cnn", interrupt_twice, ["ended by signal 2"], ends, True, **slow)
         self.run("a launcher comes when the job is over", "cnn", lambda hosts: interrupt_twice(hosts, True),
-                 ["host 1 has come when the job was over"], ends, True, **slow)
+                 ["host 1 came after the job had ended"], ends, True, **slow)
 
         def pause(hosts, count):
             hosts.await_step()

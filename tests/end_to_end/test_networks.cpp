@@ -123,10 +123,12 @@ TEST_CASE("a folder of images is trained on, with workers too, and its classes a
   const std::vector<std::string> again = {"--data", folder.path(), "--epochs", "1"};
   const auto broken = duet_test::duet(small({"train"}, again));
   CHECK(broken.status == 1);
-  CHECK_THAT(broken.err, ContainsSubstring("1 file is no JPEG") && ContainsSubstring("class1/1.jpg"));
+  CHECK_THAT(broken.err,
+             ContainsSubstring("1 file is neither a JPEG nor a PNG image") && ContainsSubstring("class1/1.jpg"));
   const auto skipped = duet_test::duet(small({"train", "--skip-broken"}, again));
   CHECK(skipped.status == 0);
-  CHECK_THAT(skipped.err, ContainsSubstring("duet: skipped: ") && ContainsSubstring("1 file is no JPEG") &&
+  CHECK_THAT(skipped.err, ContainsSubstring("duet: skipped: ") &&
+                              ContainsSubstring("1 file is neither a JPEG nor a PNG image") &&
                               ContainsSubstring("class1/1.jpg"));
 }
 

@@ -174,8 +174,9 @@ void ImageFolder::find_other_formats() {
   if (broken_.empty()) return;
   const std::string format = describe_file(first);
   const std::string found =
-      concat(root_.string(), ": ", broken_.size(), broken_.size() == 1 ? " file is" : " files are",
-             " neither JPEG nor PNG images, the first is ", first, format.empty() ? "" : ": ", format);
+      concat(root_.string(), ": ", broken_.size(),
+             broken_.size() == 1 ? " file is neither a JPEG nor a PNG image" : " files are neither JPEG nor PNG images",
+             ", the first is ", first, format.empty() ? "" : ": ", format);
   require<DataError>(options_.skip_broken, found, "; skip_broken takes other images of their classes in their place");
   warn(options_, found);
 }

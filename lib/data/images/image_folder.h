@@ -76,7 +76,7 @@ class ImageFolder : public Dataset {
 
   const std::vector<std::string>& classes() const { return classes_; }
   /// Lists the classes of a folder, without hidden folders, such as .ipynb_checkpoints, and those of macOS, NAS devices
-  /// and file systems (__MACOSX, @eaDir, lost+found).
+  /// and file systems (such as __MACOSX and lost+found).
   static std::vector<std::string> class_names(const std::filesystem::path& root);
   /// The path and the label of a sample. Both throw DataError for a number that no sample has.
   std::filesystem::path path(std::int64_t index) const;

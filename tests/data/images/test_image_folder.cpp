@@ -254,7 +254,7 @@ TEST_CASE("a file that is no image is found when the folder is listed, whatever 
   for (const auto& [content, words] : cases) {
     duet_test::write_file(root / "b/._0.png", content);
     CHECK_THROWS_WITH(ImageFolder(root.path()),
-                      ContainsSubstring("1 file is neither JPEG nor PNG images") && ContainsSubstring(words));
+                      ContainsSubstring("1 file is neither a JPEG nor a PNG image") && ContainsSubstring(words));
   }
 }
 
