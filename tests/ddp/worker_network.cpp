@@ -58,7 +58,7 @@ class ProxiedStore final : public Store {
   ProxiedStore(Store& store, std::string address, const Trouble& trouble)
       : Store(store.timeout()), store_(store), address_(std::move(address)), trouble_(trouble) {}
   std::vector<std::string> request(StoreOp op, std::vector<std::string> strings, Milliseconds timeout) override {
-    if (op == StoreOp::post) strings.at(1) = with_proxies(strings.at(1));
+    if (op == StoreOp::set || op == StoreOp::post) strings.at(1) = with_proxies(strings.at(1));
     return store_.request(op, std::move(strings), timeout);
   }
   std::size_t proxied_bytes() const {

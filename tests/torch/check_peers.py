@@ -40,7 +40,8 @@ def main(duet, no_package=""):
     runs = {one["mode"]: one for one in found["runs"] if one["devices"] * one["threads_per_device"] == RANKS}
     notes = [note.split(":")[0].split(" is ")[0] for note in found["torch_notes"]]
     wanted = ["torch", "LibTorch"] + ["no row torch ddp over duet"] * bool(no_package)
-    checks = {f"notes: {found['torch_notes']}": notes == wanted, f"{run.stdout}": "PyTorch's best on as many cores, " in run.stdout}
+    said = any(text in run.stdout for text in ("PyTorch's best on as many cores, ", "nothing is concluded"))  # a busy machine
+    checks = {f"notes: {found['torch_notes']}": notes == wanted, f"{run.stdout}": said}
     for name, ranks in (PEERS | LIBTORCH | ({} if no_package else OVER_DUET)).items():
         one = runs.get(name)
         checks[f"{name}: {one}"] = one is not None and one["devices"] == ranks and is_whole(one)
