@@ -43,7 +43,7 @@ TEST_CASE("compare trains every cell, and dp and ddp end with the bits of single
   if (results.machine.cores < 3)
     CHECK(ran.err.starts_with(duet::concat("warning: 3 devices share ", results.machine.cores, " core")));
   const std::size_t rounds = results.runs[0].rounds_us.size();
-  CHECK(rounds >= 3);
+  REQUIRE(rounds >= 1);  // 3 and more unless one takes longer than the budget
   for (const Run& run : results.runs) {
     INFO(run.mode << " " << run.devices << ": " << run.error);
     CHECK(run.ok);
@@ -57,7 +57,7 @@ TEST_CASE("compare trains every cell, and dp and ddp end with the bits of single
       CHECK(run.parameters_sha256.empty());
       continue;
     }
-    const bool concludes = &run != &results.runs[0] && !load_of(results) && !run.mostly_busy();
+    const bool concludes = rounds >= 3 && &run != &results.runs[0] && !load_of(results) && !run.mostly_busy();
     CHECK((run.speedup_low && *run.speedup_low < *run.speedup && *run.speedup < *run.speedup_high) == concludes);
     if (run.devices > 1) CHECK(run.ceiling_efficiency.value() > 0);
     CHECK(run.rounds_waiting_us.size() == (run.devices > 1 ? rounds : 0));
