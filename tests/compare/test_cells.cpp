@@ -252,7 +252,9 @@ TEST_CASE("what happens between epochs is of no step") {
   step();
   clock.fill(run);
   CHECK(run.communication_us == Approx(3));
-  CHECK(run.step_us.sum() < clock.steps_us()[0] + clock.steps_us()[1] + clock.steps_us()[2] + 3);
+  double all_us = 3;
+  for (const auto us : clock.steps_us()) all_us += us;
+  CHECK(run.step_us.sum() < all_us);
 }
 
 TEST_CASE("what is done between two steps, such as writing a checkpoint, is of none") {
