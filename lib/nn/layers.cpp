@@ -138,21 +138,26 @@ Dropout::Dropout(double p) : p_(p) { ops::require_probability("Dropout", p); }
 
 DropoutKey Dropout::next_key(Context& context, const Tensor& x) const {
   const std::uint32_t number = layer(context);
-  if (!training() || p_ == 0) return {.layer = number};
+  return training() && p_ > 0 ? key_of(context, x, p_, number) : DropoutKey{.layer = number};
+}
+
+DropoutKey Dropout::key_of(Context& context, const Tensor& x, double p, std::uint32_t layer) {
   require<UsageError>(!checks_finite() || !context.stamped || x.stamp().known(),
                       "Dropout: its input has no stamp, but the model's input has: an operator in between has dropped "
                       "it, so the mask would not depend on the batch's step and rows");
-  return {context.next_seed(number, x), context.step_of(x), number, static_cast<float>(p_)};
+  return {context.next_seed(layer, x), context.step_of(x), layer, static_cast<float>(p)};
+}
+
+Variable Dropout::drop_by_stream(Context& context, const Variable& x, double p) {
+  require<UsageError>(!Recovery::instance().on(),
+                      "Dropout: it draws from a stream, and so would draw other numbers in a step that an elastic "
+                      "job does again");
+  return ops::dropout(x, static_cast<float>(p), *context.stream);
 }
 
 Variable Dropout::forward(Context& context, const Variable& x) const {
   return name_errors([&] {
-    if (training() && p_ > 0 && context.stream != nullptr) {
-      require<UsageError>(!Recovery::instance().on(),
-                          "Dropout: it draws from a stream, and so would draw other numbers in a step that an elastic "
-                          "job does again");
-      return ops::dropout(x, static_cast<float>(p_), *context.stream);
-    }
+    if (training() && p_ > 0 && context.stream != nullptr) return drop_by_stream(context, x, p_);
     return ops::dropout(x, next_key(context, x.value()));
   });
 }

@@ -75,6 +75,10 @@ class Dropout : public Module {
 
   /// The key of this layer's next draw, for x; p is 0 outside training, where nothing is counted.
   DropoutKey next_key(Context& context, const Tensor& x) const;
+  /// The key of the next draw of the layer with this number, in training, for x.
+  static DropoutKey key_of(Context& context, const Tensor& x, double p, std::uint32_t layer);
+  /// Drops by the context's stream, in training. Throws UsageError in an elastic job, which could not draw again.
+  static Variable drop_by_stream(Context& context, const Variable& x, double p);
 
  protected:
   std::string details() const override;

@@ -10,6 +10,7 @@
 
 #include "lib/backend/backend.h"
 #include "lib/error.h"
+#include "lib/nn/layers.h"
 #include "lib/ops/ops.h"
 #include "lib/ops/record.h"
 
@@ -179,10 +180,8 @@ Recurrent::Recurrent(bool lstm, std::int64_t input_size, std::int64_t hidden_siz
 
 Variable Recurrent::drop(Context& context, const Variable& x) const {
   if (!training() || options_.dropout == 0) return x;
-  const auto p = static_cast<float>(options_.dropout);
-  if (context.stream != nullptr) return ops::dropout(x, p, *context.stream);
-  const std::uint32_t number = layer(context);
-  return ops::dropout(x, {context.next_seed(number, x.value()), context.step_of(x.value()), number, p});
+  if (context.stream != nullptr) return Dropout::drop_by_stream(context, x, options_.dropout);
+  return ops::dropout(x, Dropout::key_of(context, x.value(), options_.dropout, layer(context)));
 }
 
 Recurrent::Result Recurrent::with_state(Context& context, const Variable& x, const Variable& hidden,
