@@ -55,8 +55,9 @@ class CheckedStore final : public Store {
         return store_->request(op, strings, pause);
       } catch (const CommError&) {
         if (Clock::now() < asked + pause) throw;  // for another reason
-        if (waited >= timeout)
-          throw CommError(concat("waited ", timeout.count(), " ms for the store's key ", strings.at(0)));
+        for (const auto& key : strings)
+          require<CommError>(waited < timeout || store_->check({key}), "waited ", timeout.count(),
+                             " ms for the store's key ", key);
       }
       check_();
     }
