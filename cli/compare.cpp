@@ -63,8 +63,7 @@ int run(const CompareOptions& options, const std::string& command_line) {
   const Machine machine = this_machine();
   const int most = *std::max_element(options.devices.begin(), options.devices.end());
   if (options.device == DeviceKind::cpu && most * options.threads_per_device > machine.cores)
-    std::fprintf(stderr, "warning: %d devices share %s: this measures overhead, not scaling\n", most,
-                 count_text(machine.cores, "core").c_str());
+    std::fprintf(stderr, "warning: %s\n", shared_cores_text(most, machine.cores).c_str());
   Training settings = options;
   std::int64_t parameters = 0;
   {

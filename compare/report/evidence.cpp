@@ -114,6 +114,10 @@ std::string marked_speedup(const Results& results, const Run& run) {
   return speedup_text(run) + (above_limit(results, run).empty() ? "" : " !");
 }
 
+std::string shared_cores_text(int devices, int cores) {
+  return concat(count_text(devices), " share ", count_text(cores, "core"), kMeasuresOverhead);
+}
+
 std::string count_text(int count, const std::string& what) { return concat(count, " ", what, count == 1 ? "" : "s"); }
 
 bool several_backends(const Results& results) {

@@ -72,6 +72,10 @@ std::string gpus_text(const Machine& machine);
 std::string speedup_text(const Run& run);
 /// speedup_text() with the mark " !" where the speed-up is above_limit().
 std::string marked_speedup(const Results& results, const Run& run);
+/// What is said of devices without cores or GPUs of their own.
+inline constexpr const char* kMeasuresOverhead = ": this measures overhead, not scaling";
+/// "4 devices share 2 cores: this measures overhead, not scaling".
+std::string shared_cores_text(int devices, int cores);
 /// "1 device", "2 devices"; so with "core".
 std::string count_text(int count, const std::string& what = "device");
 

@@ -268,7 +268,6 @@ std::vector<std::string> timed_findings(const Results& results) {
 }  // namespace
 
 std::vector<std::string> crowded(const Results& results) {
-  constexpr const char* kOverhead = ": this measures overhead, not scaling.";
   std::set<int> counts;
   std::set<std::string> shared;
   for (const Run& run : results.runs) {
@@ -278,9 +277,8 @@ std::vector<std::string> crowded(const Results& results) {
       counts.insert(run.devices);
   }
   std::vector<std::string> sentences;
-  for (const std::string& what : shared) sentences.push_back(what + kOverhead);
-  for (const int devices : counts)
-    sentences.push_back(concat(devices, " devices share ", count_text(results.machine.cores, "core"), kOverhead));
+  for (const std::string& what : shared) sentences.push_back(concat(what, kMeasuresOverhead, "."));
+  for (const int devices : counts) sentences.push_back(shared_cores_text(devices, results.machine.cores) + ".");
   return sentences;
 }
 
