@@ -13,7 +13,7 @@
 
 namespace duet::ddp {
 
-/// What the keys of a generation's ranks begin with in their store.
+/// Returns the prefix of the keys that a generation's ranks use in their store.
 inline std::string generation_prefix(std::uint32_t generation) {
   return "generation/" + std::to_string(generation) + "/";
 }

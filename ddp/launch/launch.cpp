@@ -40,7 +40,8 @@ namespace {
 constexpr Milliseconds kPoll{50};   // where the kernel cannot report that a process has ended
 constexpr Milliseconds kLook{250};  // the kernel does not report a stopped process
 constexpr Milliseconds kStopReported{1000}, kKilled{1};
-// Of the launcher of host 0, before a signal is looked for: longer where a round trip may take so long.
+// The first and the longest wait for an answer of host 0's launcher before signals are looked for: round trips are
+// slow.
 constexpr Milliseconds kAnswer{1000}, kMostAnswer{8000};
 // A rank's error may be the consequence of another's, which may still be unwinding: wait for its report.
 constexpr Milliseconds kSettle{100}, kSettleConsequence{500};

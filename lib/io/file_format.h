@@ -1,4 +1,4 @@
-// What a file is, by its first bytes: the words for a file of another format than the one expected.
+// Names a file's format by its first bytes, for errors about unexpected files.
 #pragma once
 
 #include <cstddef>
