@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "lib/autograd/check_finite.h"
 #include "lib/base/sha256.h"
 #include "lib/nn/recurrent.h"
 #include "lib/ops/custom.h"
@@ -147,4 +148,13 @@ TEST_CASE("recurrent layers continue from a state, and refuse other shapes") {
   CHECK_THROWS_WITH(gru.with_state(gru.context(), x, {}, zeros({2, 1, 5})),
                     "GRU: got a cell, expected a hidden state only");
   CHECK_THROWS_WITH(nn::GRU(3, 0), "GRU: 3 to 0 features in 1 layers, expected 1 or more");
+}
+
+TEST_CASE("dropout between recurrent layers has the checks of Dropout") {
+  nn::LSTM model(3, 5, {.num_layers = 2, .dropout = 0.5});
+  const CheckFinite check;
+  nn::Context context = model.context();
+  context.stamped = true;
+  CHECK_THROWS_WITH(model.with_state(context, waves({2, 4, 3}, std::sin)),
+                    duet_test::ContainsSubstring("its input has no stamp, but the model's input has"));
 }
