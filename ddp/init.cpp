@@ -296,6 +296,7 @@ std::unique_ptr<ProcessGroup> join_group(const InitOptions& options, const Rende
   if (const auto interface = environment_variable(kInterfaceVariable))
     address = address_of(*interface, address.empty() ? kLoopback : address);
   join(*init, meeting, options, address);
+  if (auto* const tcp = dynamic_cast<TcpStore*>(store.get())) tcp->accept_no_more();
   if (address.empty()) address = own_address(*init, meeting, options.join_timeout);
   ConnectOptions over{.backend = options.backend,
                       .connect_timeout = options.join_timeout,

@@ -125,6 +125,11 @@ void Connection::end() {
   socket_.shutdown(tcp::socket::shutdown_both, ignored);
 }
 
+void Connection::end_reading() {
+  error_code ignored;
+  socket_.shutdown(tcp::socket::shutdown_receive, ignored);
+}
+
 void Connection::close() {
   error_code ignored;
   socket_.close(ignored);
@@ -156,6 +161,7 @@ tcp::endpoint endpoint_of(const std::string& bytes) {
 [[noreturn]] void throw_refusal(std::string_view verdict, Connection& connection, const std::string& listener,
                                 Clock::time_point deadline) {
   if (verdict == kOther) throw Refused(kOther, listener + " serves another run");
+  if (verdict == kComplete) throw Refused(kComplete, listener + " serves a group whose ranks have all joined it");
   if (verdict == kNoFile) throw Refused(kNoFile, listener + " has no file descriptor left for this rank (ulimit -n)");
   if (verdict == kNoThread)
     throw Refused(kNoThread, listener + " can start no thread for this rank (ulimit -u, or pids.max of its cgroup)");
@@ -248,7 +254,8 @@ void refuse_caller(Connection& connection, std::string_view verdict, Clock::time
 namespace {
 
 constexpr Milliseconds kAcceptPause{100};
-constexpr Milliseconds kRefusal{200};  // during which no one else is accepted: there is nothing to serve them with
+constexpr Milliseconds kLastAnswers{1000};  // within which a caller that reads takes what it is being sent
+constexpr Milliseconds kRefusal{200};       // during which no one else is accepted: there is nothing to serve them with
 
 void refuse(Connection& connection, std::string_view verdict) {
   try {
@@ -299,16 +306,31 @@ Listener::Listener(const std::string& name, ListenerOptions options, Serve serve
 }
 
 Listener::~Listener() {
-  {
-    const std::lock_guard lock(mutex_);
-    stopping_ = true;
+  const auto end_all = [this](void (Connection::*end)()) {
     for (Session& session : sessions_)
-      if (!session.ended) session.connection.end();
+      if (!session.ended) (session.connection.*end)();
+  };
+  {
+    std::unique_lock lock(mutex_);
+    stopping_ = true;
+    changed_.notify_all();
+    ::shutdown(acceptor_.native_handle(), SHUT_RDWR);  // wakes accept()
+    end_all(&Connection::end_reading);
+    changed_.wait_for(lock, kLastAnswers, [this] { return std::ranges::all_of(sessions_, &Session::ended); });
+    end_all(&Connection::end);
   }
-  changed_.notify_all();
-  ::shutdown(acceptor_.native_handle(), SHUT_RDWR);  // wakes accept()
   thread_.join();
   for (Session& session : sessions_) session.thread.join();
+}
+
+void Listener::accept_no_more() {
+  const std::lock_guard lock(mutex_);
+  complete_ = true;
+  for (Session& session : sessions_)
+    if (!session.ended && !session.proven) {
+      session.ended = true;
+      session.connection.end();
+    }
 }
 
 bool Listener::has_spare() {
@@ -341,7 +363,7 @@ void Listener::add(tcp::socket socket) {
   make_room(lock);
   join_ended();
   Session& session = sessions_.emplace_back(std::move(socket), count_++);
-  std::string_view shortage = has_spare() ? "" : kNoFile;
+  std::string_view shortage = complete_ ? kComplete : has_spare() ? "" : kNoFile;
   std::string cause;
   try {
     if (shortage.empty()) session.thread = start_thread("a caller's thread", [this, &session] { run(session); });

@@ -58,6 +58,8 @@ class Connection {
   boost::asio::ip::tcp::endpoint peer() const;
   /// A read or write that waits throws LostConnection.
   void end();
+  /// Ends what the peer sends, as far as it hasn't come yet.
+  void end_reading();
   void close();
   /// Gives the socket up, in its blocking mode.
   Descriptor release();
@@ -83,6 +85,7 @@ inline constexpr std::string_view kOther = "duet-other-job.\n";    // the listen
 inline constexpr std::string_view kRelayed = "duet-is-relayed\n";  // its own endpoint follows
 inline constexpr std::string_view kNoFile = "duet-no-files..\n";   // this was its process's last file descriptor
 inline constexpr std::string_view kNoThread = "duet-no-threads\n";
+inline constexpr std::string_view kComplete = "duet-has-joined\n";  // all its callers have come
 inline constexpr std::string_view kDenied = "duet-is-denied.\n";
 inline constexpr std::size_t kMarkBytes = 32, kRankBytes = 4, kEndpointBytes = 18, kNumberBytes = 32, kProofBytes = 32;
 inline constexpr std::size_t kHelloBytes = kMarkBytes + kRankBytes + kEndpointBytes + kNumberBytes;
@@ -148,7 +151,7 @@ struct ListenerOptions {
 /// Unauthenticated connections that are kept beyond `callers`; one more drops the oldest.
 inline constexpr std::size_t kMaxUnauthenticated = 64;
 
-/// Listens until destroyed, which ends all its connections.
+/// Listens until destroyed, which ends all its connections; what a caller is being sent still reaches it.
 class Listener {
  public:
   /// An authenticated caller. All calls run on its thread.
@@ -168,6 +171,8 @@ class Listener {
   Listener(const Listener&) = delete;
   Listener& operator=(const Listener&) = delete;
   int port() const { return port_; }
+  /// Refuses all further callers, and those whose handshake isn't over.
+  void accept_no_more();
 
  private:
   struct Session {
@@ -198,6 +203,7 @@ class Listener {
   Descriptor spare_;
   std::mutex mutex_;  // guards all that follows
   std::condition_variable changed_;
+  bool complete_ = false;
   bool stopping_ = false;
   std::uint64_t count_ = 0;
   std::list<Session> sessions_;  // the oldest first

@@ -132,6 +132,7 @@ class StoreClient {
     } catch (const Refused& refusal) {
       require<CommError>(refusal.verdict != kRelayed, refusal.what(), "; if it is address translation, set ",
                          kStoreEndpointVariable, " to its address and port for rank 0");
+      if (refusal.verdict == kComplete) return refusal.what();  // the next group's store takes its place
       const bool full = refusal.verdict == kNoFile || refusal.verdict == kNoThread;
       if (full ? ++failed_handshakes_ >= kHandshakeTries : !more) throw;
       if (full) std::this_thread::sleep_for(kFullPause);
@@ -199,6 +200,10 @@ TcpStore::TcpStore(const TcpStoreOptions& asked) : Store(asked.timeout), parts_(
 }
 
 TcpStore::~TcpStore() = default;
+
+void TcpStore::accept_no_more() {
+  if (parts_->server) parts_->server->accept_no_more();
+}
 
 Store& TcpStore::served() { return parts_->server.value().table(); }
 

@@ -54,6 +54,9 @@ class TcpStore final : public Store {
   int port() const;
   /// Returns the store that this process serves, without a connection: its calls wait for no network. With `serve`.
   Store& served();
+  /// Refuses all further clients, as all ranks are connected. One whose next group meets at the same port waits for
+  /// the next store, and can't take this one for it. Does nothing without `serve`.
+  void accept_no_more();
   /// This side's address of the connection to the server: one that the other ranks can reach too.
   std::string local_address() const;
 

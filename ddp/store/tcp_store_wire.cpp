@@ -114,7 +114,10 @@ StoreFrame failure(StoreStatus status, const Error& error) {
 TcpStoreServer::TcpStoreServer(ListenerOptions options)
     : listener_("the store", std::move(options), [this](Listener::Caller& client) { serve(client); }) {}
 
-TcpStoreServer::~TcpStoreServer() { table_.fail("the store has ended"); }
+TcpStoreServer::~TcpStoreServer() {
+  ends_ = true;
+  table_.fail("the store has ended");
+}
 
 void TcpStoreServer::serve(Listener::Caller& client) {
   StoreChannel channel(client.connection, client.identity.session_key, true);
@@ -141,6 +144,7 @@ StoreFrame TcpStoreServer::answer(StoreFrame request) {
   } catch (const UsageError& error) {
     return failure(StoreStatus::usage_error, error);
   } catch (const Error& error) {
+    if (ends_) throw;  // ends the connection, by which the client knows
     return failure(StoreStatus::comm_error, error);
   }
 }

@@ -5,6 +5,7 @@
 // each string as u32 bytes and content. Numbers are little-endian. A frame_seal() follows.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <string>
@@ -72,12 +73,14 @@ class TcpStoreServer {
   TcpStoreServer& operator=(const TcpStoreServer&) = delete;
   int port() const { return listener_.port(); }
   Store& table() { return table_; }
+  void accept_no_more() { listener_.accept_no_more(); }
 
  private:
   void serve(Listener::Caller& client);
   /// The answer to a request, or the error that it throws.
   StoreFrame answer(StoreFrame request);
 
+  std::atomic<bool> ends_{false};
   MemoryStore table_{kStoreTimeout, check_frame};
   Listener listener_;
 };

@@ -55,7 +55,7 @@ void serve(Loopback& client, Input& input, const std::vector<std::string>& answe
   const std::string number(kNumberBytes, 's'), magic(kMagic);
   switch (wrong) {
     case 1: client.send(std::string(kOther)); break;
-    case 2: client.send(std::string(input.flag() ? kNoFile : kNoThread)); break;
+    case 2: client.send(std::string(input.flag() ? kNoFile : input.flag() ? kComplete : kNoThread)); break;
     case 3: client.send(input.flag() ? std::string(kRelayed) + input.text() : input.text()); break;
     default:
       client.send(magic + number);

@@ -2,6 +2,7 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <exception>
 #include <memory>
 #include <string>
 #include <thread>
@@ -262,6 +263,40 @@ TEST_CASE("a client reports that its server is gone") {
   pair.b->set("key", "value");
   pair.a.reset();
   CHECK_THROWS_WITH(pair.b->get("key"), ContainsSubstring("lost the store"));
+}
+
+TEST_CASE("a store that ends as another rank sets its last key answers it") {
+  for (int i = 0; i < 100; ++i) {
+    auto pair = tcp_pair(10s);
+    std::string error;
+    std::thread other([&] {
+      try {
+        pair.b->set("key", "value");
+      } catch (const std::exception& caught) {
+        error = caught.what();
+      }
+    });
+    pair.a->wait({"key"});
+    pair.a.reset();
+    other.join();
+    REQUIRE(error.empty());
+  }
+}
+
+TEST_CASE("a rank whose next group meets at the same port waits for the next store") {
+  auto server = std::make_unique<TcpStore>(TcpStoreOptions{.port = 0, .serve = true});
+  const int port = server->port();
+  TcpStore client({.port = port});
+  server->accept_no_more();
+  client.set("key", "of those who have joined");
+  CHECK_THROWS_WITH(TcpStore({.port = port, .timeout = 120ms}), ContainsSubstring("have all joined it"));
+  std::string found;
+  std::thread next([&] { found = TcpStore({.port = port, .timeout = 60s}).get("key"); });
+  server.reset();
+  server = std::make_unique<TcpStore>(TcpStoreOptions{.port = port, .serve = true});
+  server->set("key", "of the next group");
+  next.join();
+  CHECK(found == "of the next group");
 }
 
 TEST_CASE("the server survives clients of another protocol") {
