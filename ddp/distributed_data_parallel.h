@@ -74,10 +74,10 @@ struct DistributedDataParallelOptions {
 /// with the last; a loss in the module must then be one that is divided by the rows of the global batch, and backward
 /// throws UsageError if it comes to such a run by a Variable that forward has kept elsewhere. Prints a warning the
 /// first time that a parameter has several uses in one backward. In an elastic job that may go on with fewer ranks
-/// that, and what else would make results depend on their number (docs/equal_bits.md), throws UsageError. Over NCCL a
-/// step may be recorded (lib/backend/step_graph.h) and replayed, by all ranks alike: forward and backward throw
-/// UsageError where the host has a part in it, as where ranks exchange their rows. What a comm_hook does on the host,
-/// it then does once. The module and the group must outlive this. Used by one thread at a time.
+/// that, and what else would make results depend on their number (docs/explanation/reproducibility.md), throws
+/// UsageError. Over NCCL a step may be recorded (lib/backend/step_graph.h) and replayed, by all ranks alike: forward
+/// and backward throw UsageError where the host has a part in it, as where ranks exchange their rows. What a comm_hook
+/// does on the host, it then does once. The module and the group must outlive this. Used by one thread at a time.
 class DistributedDataParallel : public nn::Module {
  public:
   /// Checks that all ranks have the same parameters and copies rank 0's values and buffers to all, and the seed of its

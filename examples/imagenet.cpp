@@ -1,5 +1,5 @@
 // Trains a network on a folder of images with the flags, the steps and the lines of pytorch/examples' imagenet/main.py:
-// alone, under DataParallel or under DistributedDataParallel. docs/imagenet.md goes through it.
+// alone, under DataParallel or under DistributedDataParallel. docs/howto/imagenet.md goes through it.
 //
 //   imagenet DIR -a resnet50 -b 256                                        DataParallel on all devices
 //   imagenet DIR -a resnet50 -b 256 --multiprocessing-distributed          DistributedDataParallel, a process a device

@@ -1,5 +1,5 @@
 // A user-defined network, data set and training loop: alone, under DataParallel and under DistributedDataParallel,
-// with the same bits. docs/own_network.md explains it piece by piece.
+// with the same bits. docs/howto/own_network.md explains it piece by piece.
 //
 //   own_network [MODE [DEVICES [EPOCHS [FOLDER]]]]      MODE: single, dp or ddp; FOLDER: of checkpoints
 #include <array>

@@ -9,7 +9,7 @@ import shlex
 import subprocess
 import sys
 
-PAGE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "../docs/environment.md")
+PAGE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "../docs/reference/environment.md")
 SECTION = re.compile(r"(\w+):$")  # of positionals, subcommands or a group of options
 # "  -n,--nproc INT=1     meaning"; a long name stands alone, and lines that go on are indented further.
 ENTRY = re.compile(r"  (\S(?:\S| (?! ))*)(?: {2,}(.*))?$")

@@ -58,7 +58,7 @@ check 'pip install' "$fresh/env/bin/pip" install -q --no-index "$root"/dist/*.wh
 check 'import duet_torch' in_fresh python -c 'import duet_torch'
 check 'duet info' in_fresh duet info
 check "PyTorch's DistributedDataParallel" in_fresh python "$root/tests/torch/c10d_ddp.py"
-check "the notebook's cell" in_fresh python "$root/tests/torch/notebook_cell.py" "$root/docs/libtorch.md"
+check "the notebook's cell" in_fresh python "$root/tests/torch/notebook_cell.py" "$root/docs/howto/libtorch.md"
 ls -l dist
 echo "$passed passed, $failed failed"
 [ "$failed" = 0 ]

@@ -1,4 +1,4 @@
-// LibTorch's optimizers in an elastic job, whose lost ranks are replaced: see docs/elasticity.md.
+// LibTorch's optimizers in an elastic job, whose lost ranks are replaced: see docs/howto/elastic.md.
 //
 // Include <torch/torch.h> before.
 #pragma once

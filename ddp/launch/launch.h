@@ -48,7 +48,7 @@ struct LaunchOptions {
   /// How long a rank waits for another in one collective before a remark names both; never less than ten times the
   /// median of its last 15 steps, nor than twice the longest wait that has ended well.
   Milliseconds remark_after{2000};
-  /// A rank that is lost is replaced, and the step in flight done again: see docs/elasticity.md.
+  /// A rank that is lost is replaced, and the step in flight done again: see docs/howto/elastic.md.
   bool elastic = false;
   /// While so many ranks or more are left, fewer than all, these go on after a loss, and take the lost one in between
   /// two steps once its new process is there. 0: they wait for it.
@@ -104,7 +104,7 @@ struct LaunchResult {
 /// are passed on to the ranks, and end the job likewise. SIGUSR1, SIGUSR2, SIGXCPU and SIGCONT, unless this program
 /// handles or ignores them, are passed on too; the job continues until a rank ends by one of them. What the ranks have
 /// started ends with this process, however it ends: they die with it, and a guard ends what they have left behind
-/// (docs/launching.md says what it does not find). Each is a process group of its own, reads /dev/null and has its
+/// (docs/howto/launch.md says what it does not find). Each is a process group of its own, reads /dev/null and has its
 /// output passed on in whole lines. Where nothing reads that output, the ranks' writes block once 1 MiB is queued; what
 /// is queued at the end of a failed job is dropped when its reader takes nothing for 10 s. The cause of a failure is
 /// the rank that failed first by itself: killed, or with an error of its own in the file that TORCHELASTIC_ERROR_FILE

@@ -387,7 +387,7 @@ void report_dependence(std::atomic<bool>& said, FunctionRef<std::string()> what)
   require<UsageError>(!refuses, text,
                       ": the elastic job may go on with fewer ranks, but results would depend on their number; change "
                       "that, or use no minimum of ranks");
-  std::cerr << "warning: " + text + ": results depend on the number of devices (docs/equal_bits.md)\n";
+  std::cerr << "warning: " + text + ": results depend on the number of devices (docs/explanation/reproducibility.md)\n";
 }
 
 }  // namespace duet

@@ -126,7 +126,7 @@ class FlatParameters final {
   /// How often zero_grad() of all was called.
   std::uint64_t zero_grad_count() const { return zero_grad_count_; }
   /// Whether this device has ever added up gradients of several uses of a parameter, in one backward or in several
-  /// since zero_grad(). Then bits depend on the number of devices: see docs/equal_bits.md.
+  /// since zero_grad(). Then bits depend on the number of devices: see docs/explanation/reproducibility.md.
   bool added_uses() const { return added_uses_; }
   /// The first slot of which one backward has added up several uses; null: there is none.
   const Slot* shared_slot() const {

@@ -66,7 +66,7 @@ for file in "${files[@]}" bin/duet share/bash-completion/completions/duet share/
   share/doc/duet/examples/train_ddp.cpp include/duet/duet.h; do
   check "$file" test -s "$prefix/$file"
 done
-documentation() { diff <(cd "$root/docs" && ls -I meson.build) <(cd "$prefix/share/doc/duet/docs" && ls); }
+documentation() { diff <(cd "$root/docs" && find . -name '*.*' -not -name meson.build -type f | sort) <(cd "$prefix/share/doc/duet/docs" && find . -type f | sort); }
 # With LibTorch those of torch/ are installed, too.
 all_public() { "$root/tools/public_headers.py"; ! pkg-config --exists duet-torch || "$root/tools/public_headers.py" --torch; }
 only_public() { diff <(cd "$prefix/include/duet" && find . -type f | cut -c 3- | sort) <(all_public | sort -u); }

@@ -270,7 +270,7 @@ def check_types(root):
 
 def check_documents(root):
     """links of the documentation lead to installed pages, its paths exist, and README.md has every page"""
-    paths = [os.path.relpath(path, root) for name in ("README.md", "docs/*.md") for path in glob.glob(os.path.join(root, name))]
+    paths = [os.path.relpath(path, root) for name in ("README.md", "docs/*/*.md") for path in glob.glob(os.path.join(root, name))]
     pages = {path: re.sub(r"^```.*?^```", "", read(root, path), flags=re.M | re.S) for path in sorted(paths)}
     # As GitHub makes them of headings.
     anchors = {path: [re.sub(r"[^\w -]", "", heading).lower().replace(" ", "-")
@@ -280,7 +280,7 @@ def check_documents(root):
         for target, anchor in re.findall(r"\]\((?!\w+:)([^)#]*)#?([^)]*)\)", text):
             file = os.path.normpath(os.path.join(os.path.dirname(path), target)) if target else path
             linked |= {file} if path == "README.md" else set()
-            installed = file in ("README.md", "LICENSE") or re.fullmatch(r"docs/\w+\.(md|png|svg)", file)
+            installed = file in ("README.md", "LICENSE") or re.fullmatch(r"docs/\w+/\w+\.(md|png|svg)", file)
             found = installed and os.path.exists(os.path.join(root, file))
             if not found or (anchor and anchor not in anchors.get(file, ())):
                 yield f"{path} leads to {target}{'#' if anchor else ''}{anchor}"
@@ -346,7 +346,7 @@ PLANTED = {
     check_words: ("lib/a.cpp", "// TO" + "DO\n"),
     check_types: ("lib/a.cpp", "namespace duet {\nstruct A {\n};\n}  // namespace duet\n"
                   "namespace {\nstruct A {};\n}  // namespace\nnamespace duet {\nclass A final : B {\n"),
-    check_documents: ("README.md", "[a](docs/a.md)\n"),
+    check_documents: ("README.md", "[a](docs/a/a.md)\n"),
     check_format: ("lib/a.cpp", "int  a ;\n"),
 }
 
@@ -363,8 +363,8 @@ std::string_view::size_type at = std::pair(1, 2).first + a.close() + std::my_own
 """),
     ),
     check_documents: (
-        ("README.md", "# A\n[b](docs/b.md#c-d) [e](https://e/f.md) `docs/b.md` `lib/<name>.cpp`\n```\n[g](h)\n```\n"),
-        ("docs/b.md", "## C, d\n[a](../README.md#a) [c](#c-d)\n"),
+        ("README.md", "# A\n[b](docs/a/b.md#c-d) [e](https://e/f.md) `docs/a/b.md` `lib/<name>.cpp`\n```\n[g](h)\n```\n"),
+        ("docs/a/b.md", "## C, d\n[a](../../README.md#a) [c](#c-d)\n"),
     ),
 }
 
@@ -389,7 +389,7 @@ def self_test():
     for head in ("A::A(int a,\n     int b)\n    : a_(a), b_{b} {", "  auto f() -> int {", "      int g() const override {"):
         indent = head[: len(head) - len(head.lstrip())]
         cases.append((check_functions, (("lib/a.cpp", head + f"\n{indent}  b();" * (MAX_FUNCTION + 1) + f"\n{indent}}}\n"),), 1))
-    for path, text in (("docs/a.md", ""), ("README.md", "`lib/a.h`"), ("README.md", "# A\n[a](#b)"), ("README.md", "[a](lib)")):
+    for path, text in (("docs/a/a.md", ""), ("README.md", "`lib/a.h`"), ("README.md", "# A\n[a](#b)"), ("README.md", "[a](lib)")):
         cases.append((check_documents, ((path, text),), 1))
     cases.append((check_folder_sizes, [(f"lib/{i}.h", "") for i in range(MAX_FILES + 1)], 1))
     cases += [(check, files, 0) for check, files in HARMLESS.items()]

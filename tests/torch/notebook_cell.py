@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Runs the cell of docs/libtorch.md as a notebook does, for a short time: notebook_cell.py PAGE [DUET SOURCE]
+"""Runs the cell of docs/howto/libtorch.md as a notebook does, for a short time: notebook_cell.py PAGE [DUET SOURCE]
 
 Without DUET, the program, it is that of the installed package duet_torch. SOURCE: that package in the tree, where it was
 not built: the comparison needs no extension, and is loaded alone. The last line reads "N passed, N failed, N skipped".

@@ -11,7 +11,7 @@ import os
 import re
 import sys
 
-PAGES = ("README.md", "docs/own_network.md")
+PAGES = ("README.md", "docs/howto/own_network.md")
 OPERATOR = "examples/own_operator.cpp"
 
 
