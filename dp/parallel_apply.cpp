@@ -237,7 +237,7 @@ PooledVector<nn::Value> parallel_apply(const std::shared_ptr<Replicas>& replicas
     for_each_tensor(outputs[i], [&](const Variable& y) {
       outputs_of[i].push_back(y);
       unsigned kind = y.requires_grad() ? y.edge().normalisers() : unsigned{kOwnRows};
-      if (y.requires_grad()) kind |= y.edge().kinds() & (kBatchMean | kCurved | kBatchSum);
+      if (y.requires_grad()) kind |= y.edge().kinds() & kOfMeans;
       kinds.push_back((kind & kPartOfBatch) != 0 ? (kind & ~unsigned{kPartOfBatch}) | of_all_parts : kind);
     });
   }

@@ -51,11 +51,15 @@ const Edge* argument_of(const Edge& edge, unsigned kind) {
   return nullptr;
 }
 
-/// Throws for a value that is kCurved.
+/// Throws for a value that is kCurved or kCut.
 [[noreturn]] void refuse_curved(const Edge& value) {
+  const unsigned kind = value.kinds() & kCut ? kCut : kCurved;
   const Edge* at = &value;
-  while (const Edge* const next = argument_of(*at, kCurved)) at = next;
+  while (const Edge* const next = argument_of(*at, kind)) at = next;
   const char* const op = at->node->name();
+  require<UsageError>(kind != kCut, op, ": a constant among its arguments is, or was computed from, a mean over this ",
+                      "device's rows of the batch, expected one that all devices have: sum it over them first ",
+                      "(docs/howto/own_network.md)");
   const Edge* mean = at;
   while (const Edge* const next = argument_of(*mean, kBatchMean)) mean = next;
   throw UsageError(
@@ -109,7 +113,7 @@ class Engine {
   void require_sum(const Edge& value) const {
     const unsigned kinds = value.kinds();
     const bool shares = (kinds & kShares) != 0, joins_rows = listens(&BackwardListener::joins_rows);
-    if ((kinds & kCurved) != 0 && (joins_rows || shares)) refuse_curved(value);
+    if ((kinds & (kCurved | kCut)) != 0 && (joins_rows || shares)) refuse_curved(value);
     require<UsageError>(
         !shares || (value.normalisers() & kOwnRows) == 0 || !joins_rows || listens(&BackwardListener::adds_free_last),
         "the module gives a sum of a term that was divided by the rows of the batch and of one that "

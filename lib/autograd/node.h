@@ -30,7 +30,9 @@ enum ValueKind : unsigned {
   kBatchMean = 32,  // of one number: a mean or sum over the rows that this tape has of the batch
   kBatchSum = 128,  // besides: not divided by any number of rows
   kCurved = 64,     // computed from such numbers of several tapes it is no sum or multiple of that of all rows
+  kCut = 256,       // computed with a constant that is such a number, taken off the tape
 };
+inline constexpr unsigned kOfMeans = kBatchMean | kBatchSum | kCurved | kCut;
 inline constexpr unsigned kDivisors = kOwnRows | kWholeBatch | kGlobalRows | kPartOfBatch;
 inline constexpr unsigned kShares = kGlobalRows | kPartOfBatch;  // a part of the gradient of all rows
 /// Whether a value of these kinds is surely free of the batch.

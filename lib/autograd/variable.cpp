@@ -38,6 +38,18 @@ Variable::Variable(Tensor value, std::shared_ptr<Node> node, int output) : state
   state_->edge = {std::move(node), output};
 }
 
+Variable Variable::constant(Tensor value, bool of_mean) {
+  Variable made(std::move(value));
+  made.state_->of_mean = of_mean;
+  return made;
+}
+
+Variable Variable::detach() const { return constant(value(), of_batch_mean()); }
+
+bool Variable::of_batch_mean() const {
+  return requires_grad() ? (state_->edge.kinds() & kOfMeans) != 0 : state_ && state_->of_mean;
+}
+
 Tensor Variable::grad() const {
   const auto* const leaf = state_ ? dynamic_cast<const KeepGradient*>(state_->edge.node.get()) : nullptr;
   return leaf ? leaf->gradient : Tensor();

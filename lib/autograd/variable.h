@@ -39,13 +39,19 @@ class Variable {
   void backward(const Tensor& gradient) const;
   /// The one element of a scalar. Waits for its device.
   float item() const;
-  /// A variable with the same value that is not on the tape.
-  Variable detach() const { return Variable(value()); }
+  /// Returns a variable with the same value that is not on the tape. If this is a mean over a device's rows of a batch,
+  /// backward of values that other devices' means would change throws UsageError.
+  Variable detach() const;
+  /// Whether this is computed from a mean over a device's rows of a batch, or a constant that was.
+  bool of_batch_mean() const;
+  /// Returns the constant `value`, of_batch_mean() if `of_mean`.
+  static Variable constant(Tensor value, bool of_mean);
 
  private:
   struct State {
     Tensor value;
     Edge edge;
+    bool of_mean = false;  // of a constant
   };
   std::shared_ptr<State> state_;
 };

@@ -18,7 +18,7 @@ using Tensors = std::vector<Tensor>;
 /// An operator as functions: see custom().
 struct CustomCalls {
   const char* name;
-  bool sums_rows;
+  bool sums_rows, linear;
   std::function<Tensor(const Tensors& inputs)> forward;
   std::function<Tensors(const Tensor& dy, const Tensors& inputs, const Tensor& result)> backward;
 };
@@ -40,7 +40,8 @@ Variable run_custom(const CustomCalls& calls, std::span<const Variable> inputs);
 /// that is not part of the batch, a parameter, comes with a row for each of dy's in front, (N, ...), and duet adds
 /// these up: parameters have equal bits on any number of devices if a row of the result and of the gradients depends on
 /// its own row only. Where it is false, each gradient has its input's shape; a sum over rows in it is equal to
-/// rounding.
+/// rounding. An operator of a mean over the batch, such as a loss, may also have `static constexpr bool kLinear =
+/// true`; without it backward refuses its result if several devices have a part of the batch each.
 ///
 /// Throws ShapeError that names the operator where a result or gradient has another shape, type or layout, and
 /// UsageError where inputs or result were modified between forward and backward.
@@ -48,8 +49,12 @@ template <class Op>
 Variable custom(Op op, std::initializer_list<Variable> inputs) {
   const auto kept = std::make_shared<Op>(std::move(op));
   return run_custom(
-      {Op::kName, Op::kSumsRows, [kept](const Tensors& in) { return kept->forward(in); },
-       [kept](const Tensor& dy, const Tensors& in, const Tensor& y) { return kept->backward(dy, in, y); }},
+      {Op::kName, Op::kSumsRows, requires { requires Op::kLinear;
+}
+, [kept](const Tensors& in) { return kept->forward(in); },
+    [kept](const Tensor& dy, const Tensors& in, const Tensor& y) { return kept->backward(dy, in, y); }
+}  // namespace duet::ops
+,
       std::span<const Variable>(inputs.begin(), inputs.size()));
 }
 

@@ -12,9 +12,21 @@ bool may_be_batch(const Tensor& result, std::span<const Variable* const> inputs,
   });
 }
 
-}  // namespace
+/// kCut if an argument has it, or a constant of other devices' batches would change more than the value of a number.
+unsigned kind_by_constants(const Tensor& result, std::span<const Variable* const> inputs, const OperatorKind& op) {
+  const bool shifts = op.linear && !op.reads && result.count() == 1;
+  unsigned kinds = 0;
+  for (const Variable* input : inputs) {
+    if (!input->defined()) continue;
+    if (input->requires_grad())
+      kinds |= input->edge().kinds() & kCut;
+    else if (!shifts && input->of_batch_mean())
+      kinds |= kCut;
+  }
+  return kinds;
+}
 
-unsigned kinds_of_result(const Tensor& result, std::span<const Variable* const> inputs, const OperatorKind& op) {
+unsigned kinds_by_arguments(const Tensor& result, std::span<const Variable* const> inputs, const OperatorKind& op) {
   unsigned in = 0, others = 0;  // of all arguments; of those but free ones
   int means = 0;
   bool of_batch = result.stamp().known(), unknown = of_batch || op.reads_rows;
@@ -43,6 +55,22 @@ unsigned kinds_of_result(const Tensor& result, std::span<const Variable* const> 
   if (curved) return kinds | kCurved;
   const bool sums = op.sums && one && (kinds & kFree) == 0 && inputs[0]->shape().rank() > 0 && inputs[0]->size(0) > 1;
   return kinds | (in & (kBatchMean | kBatchSum)) | (sums ? unsigned{kBatchMean} : 0);
+}
+
+}  // namespace
+
+unsigned kinds_of_result(const Tensor& result, std::span<const Variable* const> inputs, const OperatorKind& op) {
+  return kinds_by_arguments(result, inputs, op) | kind_by_constants(result, inputs, op);
+}
+
+Variable constant_of(const Tensor& result, std::span<const Variable* const> inputs, bool reduces) {
+  reduces = reduces && result.count() == 1 && inputs[0]->shape().rank() > 0 && inputs[0]->size(0) > 1;
+  const bool of_mean = std::ranges::any_of(inputs, [&](const Variable* x) {
+    if (!x->defined()) return false;
+    const bool of_batch = x->requires_grad() ? !is_free(x->edge().kinds()) : x->value().stamp().known();
+    return x->of_batch_mean() || (reduces && of_batch);
+  });
+  return Variable::constant(result, of_mean);
 }
 
 std::optional<Device> device_to_share(const char* op, std::initializer_list<const Variable*> inputs) {

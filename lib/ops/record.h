@@ -66,6 +66,7 @@ struct OperatorKind {
   bool sums = false;        // over rows
   bool by_place = false;    // each element of the result is computed from those at its place
   bool product = false;     // of its two arguments
+  bool reads = false;       // the values of its arguments for their gradients
   bool reads_rows = false;  // of a tensor that is no argument on the tape
   unsigned divisor = 0;     // of a loss, else 0
 };
@@ -80,6 +81,7 @@ OperatorKind kind_of(const Gradient& gradient, unsigned divisor) {
   if constexpr (requires { Gradient::kSums; }) kind.sums = Gradient::kSums;
   kind.by_place = requires { Gradient::kByPlace; };
   if constexpr (requires { Gradient::kProduct; }) kind.product = Gradient::kProduct;
+  if constexpr (requires { Gradient::kReads; }) kind.reads = Gradient::kReads;
   kind.reads_rows = requires { Gradient::kReadsRows; };
   return kind;
 }
@@ -106,12 +108,17 @@ void require_same_rows(const char* op, const Rows& a, const Rows& b);
 /// Says so if gradients of a parameter among the inputs would be sums over a part of a batch, but not by its blocks.
 void require_blocks(const char* op, std::span<const Variable* const> inputs);
 
+/// Returns the variable of an operator's result off the tape. `reduces`: it is one number of several rows.
+Variable constant_of(const Tensor& result, std::span<const Variable* const> inputs, bool reduces = false);
+
 /// The variable of an operator's result: on the tape behind an OpNode with what keep() returns, if `inputs` ask for
 /// gradients, else a constant. `normaliser`: of a loss. What keep() returns may have a kLinear or `linear`, kSums and
 /// kByPlace: see OperatorKind.
 template <class Keep>
 Variable record(const Tensor& result, std::span<const Variable* const> inputs, Keep keep, unsigned normaliser = 0) {
-  if (!recorded(inputs)) return Variable(result);
+  if (!recorded(inputs))
+    return constant_of(
+        result, inputs, normaliser != 0 || requires { requires decltype(keep())::kSums; });
   auto node = make_pooled<OpNode<decltype(keep())>>(keep());
   for (const Variable* input : inputs) node->add_edge(input->defined() ? input->edge() : Edge{});
   node->set_kinds(kinds_of_result(result, inputs, kind_of(node->gradient, normaliser)));
@@ -161,7 +168,8 @@ std::optional<Device> device_to_share(const char* op, std::initializer_list<cons
 
 /// Returns x as a tensor of `device` in the same memory if it is_shared(), else x itself.
 inline Variable on(Device device, const Variable& x) {
-  return x.defined() && x.device() != device && is_shared(x, device) ? Variable(x.value().alias(device)) : x;
+  const bool moves = x.defined() && x.device() != device && is_shared(x, device);
+  return moves ? Variable::constant(x.value().alias(device), x.of_batch_mean()) : x;
 }
 inline Tensor on(Device device, const Tensor& x) {
   return x.device() == Device{} && device.kind == DeviceKind::cpu ? x.alias(device) : x;

@@ -8,7 +8,10 @@
 
 #include "ddp/distributed_data_parallel.h"
 #include "dp/data_parallel.h"
+#include "lib/autograd/grad_mode.h"
+#include "lib/autograd/variable.h"
 #include "lib/error.h"
+#include "lib/ops/custom.h"
 #include "lib/ops/losses.h"
 #include "lib/ops/ops.h"
 #include "tests/ddp/own_batches.h"
@@ -24,6 +27,28 @@ namespace {
 
 Variable squared(const Variable& y) { return ops::mse_loss(y, zeros(y.shape(), DType::f32, y.device())); }
 Variable rooted(const Variable& y, const Tensor&) { return ops::sqrt(squared(y)); }
+
+/// Operators of one's own, of which only the second says that it's linear.
+struct Square {
+  static constexpr const char* kName = "square";
+  static constexpr bool kSumsRows = false;
+  Tensor forward(const ops::Tensors& in) const {
+    return full_like(in[0], {}, in[0].data<float>()[0] * in[0].data<float>()[0]);
+  }
+  ops::Tensors backward(const Tensor& dy, const ops::Tensors& in, const Tensor&) const {
+    return {full_like(dy, {}, 2 * in[0].data<float>()[0] * dy.data<float>()[0])};
+  }
+};
+struct Halve {
+  static constexpr const char* kName = "halve";
+  static constexpr bool kSumsRows = false, kLinear = true;
+  Tensor forward(const ops::Tensors& in) const { return full_like(in[0], {}, in[0].data<float>()[0] / 2); }
+  ops::Tensors backward(const Tensor& dy, const ops::Tensors& in, const Tensor&) const {
+    ops::Tensors gradients(in.size());
+    gradients[0] = full_like(dy, {}, dy.data<float>()[0] / 2);
+    return gradients;
+  }
+};
 
 struct Curved {
   std::string op, mean;
@@ -45,6 +70,7 @@ const std::vector<Curved>& curved_losses() {
          const Variable loss = ops::nll_loss(y, labels), rest = 1 - ops::exp(-loss);
          return rest * rest * loss;
        }},
+      {"square", "mse_loss", [](const Variable& y, const Tensor&) { return ops::custom(Square{}, {squared(y)}); }},
       {"mse_loss", "batch_mean", [](const Variable& y, const Tensor&) { return squared(y - ops::batch_mean(y)); },
        true}};
   return losses;
@@ -67,6 +93,38 @@ TEST_CASE("DDP refuses a function of a batch's mean that is not linear, and name
     }
 }
 
+TEST_CASE("DDP refuses gradients that depend on a batch's mean which has left the tape") {
+  struct Cut {
+    std::string op;
+    Loss loss;
+  };
+  const Cut losses[] = {
+      {"mul", [](const Variable& y, const Tensor&) { return squared(y) * squared(y).detach(); }},
+      {"div", [](const Variable& y, const Tensor&) { return squared(y) / squared(y).detach(); }},
+      {"mul", [](const Variable& y, const Tensor&) { return ops::mean(y * (1 - ops::exp(-squared(y).detach()))); }},
+      {"sub", [](const Variable& y, const Tensor&) { return squared(y - squared(y).detach()); }},
+      {"mul",
+       [](const Variable& y, const Tensor&) {
+         const auto factor = [&] {
+           const NoGrad off;
+           return ops::sqrt(squared(y));
+         };
+         return squared(y) * factor();
+       }},
+      {"halve", [](const Variable& y, const Tensor&) {
+         return ops::custom(Halve{}, {squared(y), squared(y).detach()});
+       }}};
+  for (const auto& [op, loss] : losses)
+    for (const bool stamped : {true, false}) {
+      const std::string failure =
+          failure_of(2, [&, &loss = loss](DistributedDataParallel& net, int rank, Device device) {
+            step(net, rows_of({5, 3}, rank, 0, stamped).to(device), loss);
+          });
+      CAPTURE(op, stamped);
+      CHECK_THAT(failure, ContainsSubstring(op + ": a constant among its arguments is, or was computed from, a mean"));
+    }
+}
+
 TEST_CASE("a function of a batch's mean that is linear trains as on one device") {
   const Loss losses[] = {
       [](const Variable& y, const Tensor& l) { return 0.5 * ops::nll_loss(y, l) - squared(y) / 3 + 2; },
@@ -79,6 +137,10 @@ TEST_CASE("a function of a batch's mean that is linear trains as on one device")
                          Variable(from_values<float>({1, 3}, {1, 2, 3}).to(y.device())));
       },
       [](const Variable& y, const Tensor&) { return ops::batch_mean(ops::sqrt(y * y + 1)); },
+      [](const Variable& y, const Tensor&) {
+        const Variable loss = squared(y);
+        return ops::custom(Halve{}, {loss}) + (2 - ops::exp(loss.detach()));
+      },
       [](const Variable& y, const Tensor&) { return ops::mean(y - ops::mean(y, {0})) + ops::mean(y * y); }};
   for (std::size_t i = 0; i < std::size(losses); ++i)
     for (const bool stamped : {true, false}) {

@@ -98,7 +98,8 @@ std::vector<Constant> constants() {
           {"an operator's result", [](auto& y, auto&, auto&) { return ops::custom(Doubled{}, {y}); }},
           {"targets of a loss in the module", [](auto& y, auto&, auto&) {
              const Variable off = ops::mse_loss(y, zeros(y.shape())) + ops::l1_loss(y, zeros(y.shape()));
-             return y * (1 + ops::cross_entropy(y, places(y.size(0))).detach() * 0 + off.detach() * 0);
+             CHECK((ops::cross_entropy(y, places(y.size(0))) + off).device() == y.device());
+             return y;
            }}};
 }
 
