@@ -1,12 +1,19 @@
 // What duet compare prints, as golden texts.
+#include <algorithm>
 #include <cmath>
+#include <cstddef>
+#include <cstdlib>
 #include <sstream>
 #include <string>
+#include <vector>
 
 #include "compare/report/report.h"
+#include "lib/base/text.h"
+#include "lib/random.h"
 #include "tests/compare/made_up.h"
 #include "tests/support/catch2.h"
 #include "train/system/display.h"
+#include "train/system/files.h"
 
 using namespace duet::cli;
 
@@ -33,6 +40,25 @@ Results full() {
   results.model = duet_test::fitting_model();
   compare_with_single(results);
   return results;
+}
+
+/// One of full()'s rows measured in 9 rounds with another speed over a step of `single_us`, noise and load.
+Run redrawn(const Run& row, double single_us, double load, double spread, duet::Mt19937& draw) {
+  constexpr double kSpeeds[] = {1.9, 1.9, 1.85, 1.2, 1, 0.8};
+  const double speed = row.threads() > 1 ? kSpeeds[static_cast<std::size_t>(draw.randint(0, 6))] : 1;
+  std::vector<Run> bursts;
+  for (int i = 0; i < 9; ++i) {
+    Run& burst = bursts.emplace_back(row);
+    const bool busy = draw.uniform() < load;
+    burst.other_programs_share = busy ? 0.12 + 0.8 * draw.uniform() : 0.05 * draw.uniform();
+    const double noise = 1 + spread * (draw.uniform() + draw.uniform() + draw.uniform() - 1.5);
+    burst.step_us = row.step_us.scaled_to(single_us / speed * noise * (busy ? 1.1 + draw.uniform() : 1));
+    burst.rounds_us = {burst.step_us.sum()};
+    burst.rounds_step_us.clear();
+  }
+  Run run = row;
+  run.rounds_step_us.clear();
+  return with_rounds(run, bursts, 60000);
 }
 
 std::string shown(int columns) {
@@ -139,4 +165,22 @@ TEST_CASE("a screen says that devices had no cores of their own, and which losse
   CHECK_THAT(first_screen(results, {}),
              duet_test::ContainsSubstring("Nothing is concluded. 2 devices share 1 core: this measures overhead") &&
                  duet_test::ContainsSubstring("The loss of dp 2 is not finite: --check-finite ends a training"));
+}
+
+// tests/compare/report/sentences.py checks what `duet show` says of them.
+TEST_CASE("comparisons with other speeds, noise and loads", "[.sentences]") {
+  const char* const folder = std::getenv("DUET_SENTENCES");
+  REQUIRE(folder != nullptr);
+  duet::Mt19937 draw(58);
+  for (int i = 0; i < 120; ++i) {
+    constexpr double kLoads[] = {0, 0, 0.2, 0.5, 0.9}, kSpreads[] = {0.004, 0.04, 0.2};
+    const double load = kLoads[static_cast<std::size_t>(draw.randint(0, 5))];
+    const double spread = kSpreads[static_cast<std::size_t>(draw.randint(0, 3))];
+    Results results = full();
+    const double single_us = results.runs[0].step_us.sum();
+    for (Run& run : results.runs)
+      if (run.ok) run = redrawn(run, single_us, load, spread, draw);
+    compare_with_single(results);
+    write_output(duet::concat(folder, "/", i, ".json"), to_json(results));
+  }
 }
