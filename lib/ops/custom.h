@@ -47,14 +47,12 @@ Variable run_custom(const CustomCalls& calls, std::span<const Variable> inputs);
 /// UsageError where inputs or result were modified between forward and backward.
 template <class Op>
 Variable custom(Op op, std::initializer_list<Variable> inputs) {
+  bool linear = false;
+  if constexpr (requires { Op::kLinear; }) linear = Op::kLinear;
   const auto kept = std::make_shared<Op>(std::move(op));
   return run_custom(
-      {Op::kName, Op::kSumsRows, requires { requires Op::kLinear;
-}
-, [kept](const Tensors& in) { return kept->forward(in); },
-    [kept](const Tensor& dy, const Tensors& in, const Tensor& y) { return kept->backward(dy, in, y); }
-}  // namespace duet::ops
-,
+      {Op::kName, Op::kSumsRows, linear, [kept](const Tensors& in) { return kept->forward(in); },
+       [kept](const Tensor& dy, const Tensors& in, const Tensor& y) { return kept->backward(dy, in, y); }},
       std::span<const Variable>(inputs.begin(), inputs.size()));
 }
 

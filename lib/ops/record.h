@@ -116,9 +116,8 @@ Variable constant_of(const Tensor& result, std::span<const Variable* const> inpu
 /// kByPlace: see OperatorKind.
 template <class Keep>
 Variable record(const Tensor& result, std::span<const Variable* const> inputs, Keep keep, unsigned normaliser = 0) {
-  if (!recorded(inputs))
-    return constant_of(
-        result, inputs, normaliser != 0 || requires { requires decltype(keep())::kSums; });
+  constexpr bool kSums = requires { decltype(keep())::kSums; };
+  if (!recorded(inputs)) return constant_of(result, inputs, kSums || normaliser != 0);
   auto node = make_pooled<OpNode<decltype(keep())>>(keep());
   for (const Variable* input : inputs) node->add_edge(input->defined() ? input->edge() : Edge{});
   node->set_kinds(kinds_of_result(result, inputs, kind_of(node->gradient, normaliser)));
