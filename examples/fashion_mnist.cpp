@@ -1,5 +1,5 @@
 // ResNet-18 learns Fashion-MNIST, a training as people do it: alone, under DataParallel and under
-// DistributedDataParallel, with the same bits. docs/howto/training.md shows what comes out.
+// DistributedDataParallel, with the same bits. docs/howto/imagenet.md shows what comes out.
 //
 //   fashion_mnist [MODE [DEVICES [EPOCHS [WIDTH [IMAGES [FOLDER]]]]]]
 #include <algorithm>

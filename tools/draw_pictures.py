@@ -361,7 +361,7 @@ def recovery():
                 "is done again", recovery_parts())
 
 
-# After each epoch of docs/howto/training.md: (name, colour, test losses, test accuracies).
+# After each epoch of docs/contributing/evidence_networks.md: (name, colour, test losses, test accuracies).
 TRAININGS = (
     ("duet", "forward", (0.3776, 0.3881, 0.2525, 0.2362, 0.2340, 0.2140, 0.1955, 0.1746, 0.1627, 0.1595),
      (85.99, 86.38, 90.81, 91.37, 91.27, 92.09, 92.87, 93.56, 94.02, 94.13)),
