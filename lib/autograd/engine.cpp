@@ -62,13 +62,12 @@ const Edge* argument_of(const Edge& edge, unsigned kind) {
                       "(docs/howto/own_network.md)");
   const Edge* mean = at;
   while (const Edge* const next = argument_of(*mean, kBatchMean)) mean = next;
-  throw UsageError(
-      concat(op, ": its argument is the result of ", mean->node->name(),
-             " over this device's rows of the batch, expected a value of single rows, as the gradients of "
-             "several devices would not add up to that of the whole batch: apply ",
-             op, " before ", mean->node->name(), ", or start backward there, with the slope at the mean ",
-             "of all devices' rows as its gradient (docs/howto/own_network.md); of batches without a stamp, "
-             "GradientRule::torch takes the mean of all ranks' gradients as PyTorch does"));
+  throw UsageError(concat(op, ": its argument is the result of ", mean->node->name(),
+                          " over this device's rows of the batch, expected a value of single rows, as the gradients of "
+                          "several devices would not add up to that of the whole batch: apply ",
+                          op, " before ", mean->node->name(), ", or start backward there, with the slope at the mean ",
+                          "of all devices' rows as its gradient (docs/howto/ddp.md); of batches without a stamp, "
+                          "GradientRule::torch takes the mean of all ranks' gradients as PyTorch does"));
 }
 
 }  // namespace

@@ -11,7 +11,7 @@ import os
 import re
 import sys
 
-PAGES = ("README.md", "docs/howto/own_network.md")
+PAGES = ("README.md", *(f"docs/howto/{name}.md" for name in ("own_network", "own_data", "ddp", "checkpoints")))
 OPERATOR = "examples/own_operator.cpp"
 
 
