@@ -1,4 +1,4 @@
-// Parts of a program's own in an elastic job, whose lost ranks are replaced: see docs/howto/elastic.md.
+// Parts of a program's own in an elastic job, whose lost ranks are replaced: see docs/reference/elastic_loops.md.
 #pragma once
 
 #include <cstddef>

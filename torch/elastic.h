@@ -1,4 +1,4 @@
-// LibTorch's optimizers in an elastic job, whose lost ranks are replaced: see docs/howto/elastic.md.
+// LibTorch's optimizers in an elastic job, whose lost ranks are replaced: see docs/reference/elastic_loops.md.
 //
 // Include <torch/torch.h> before.
 #pragma once
