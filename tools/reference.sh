@@ -13,7 +13,7 @@ reference=$build/reference
 rm -rf "$reference"
 mkdir -p "$reference"
 # Its links to pages and files lead to what is no part of the reference.
-sed -E 's/(^|[^!])\[([^]]*)\]\((docs|LICENSE)[^)]*\)/\1\2/g' README.md >"$reference/README.md"
+sed -E 's/(^|[^!])\[([^]]*)\]\((docs|examples|LICENSE)[^)]*\)/\1\2/g' README.md >"$reference/README.md"
 {
   cat tools/Doxyfile
   sed -n "s/^project('duet'.* version: '\([^']*\)'.*/PROJECT_NUMBER = \1/p" meson.build

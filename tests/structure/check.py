@@ -270,7 +270,7 @@ def check_types(root):
 
 def check_documents(root):
     """links of the documentation lead to installed pages, its paths exist, and README.md has every page"""
-    paths = [os.path.relpath(path, root) for name in ("README.md", "docs/*/*.md") for path in glob.glob(os.path.join(root, name))]
+    paths = [os.path.relpath(path, root) for name in ("README.md", "docs/*/*.md", "examples/README.md") for path in glob.glob(os.path.join(root, name))]
     pages = {path: re.sub(r"^```.*?^```", "", read(root, path), flags=re.M | re.S) for path in sorted(paths)}
     # As GitHub makes them of headings.
     anchors = {path: [re.sub(r"[^\w -]", "", heading).lower().replace(" ", "-")
@@ -280,7 +280,7 @@ def check_documents(root):
         for target, anchor in re.findall(r"\]\((?!\w+:)([^)#]*)#?([^)]*)\)", text):
             file = os.path.normpath(os.path.join(os.path.dirname(path), target)) if target else path
             linked |= {file} if path == "README.md" else set()
-            installed = file in ("README.md", "LICENSE") or re.fullmatch(r"docs/\w+/\w+\.(md|png|svg)", file)
+            installed = file in ("README.md", "LICENSE", "examples/README.md") or re.fullmatch(r"docs/\w+/\w+\.(md|png|svg)", file)
             found = installed and os.path.exists(os.path.join(root, file))
             if not found or (anchor and anchor not in anchors.get(file, ())):
                 yield f"{path} leads to {target}{'#' if anchor else ''}{anchor}"
