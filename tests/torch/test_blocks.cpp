@@ -132,8 +132,8 @@ TEST_CASE("LibTorch in blocks: with a seed, dropout draws the same for a block w
 
 namespace {
 
-/// The loop of docs/howto/libtorch.md on 45 rows, 2 epochs of 5 steps. From `file` where it is there, up to `stop`
-/// steps.
+/// The loop of docs/howto/libtorch_elastic.md on 45 rows, 2 epochs of 5 steps. From `file` where it is there, up to
+/// `stop` steps.
 std::vector<Tensor> train_from(const std::string& file, int ranks, std::int64_t stop,
                                std::optional<std::uint64_t> seed) {
   at::set_num_threads(1);
