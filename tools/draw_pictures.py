@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Draws the pictures of the documentation that are checked in as SVG.
 
-    draw_pictures.py FOLDER        writes every picture there; docs/ is the folder to check in
+    draw_pictures.py FOLDER        writes every picture there; docs/pictures is the folder to check in
 
 A picture has a page of its own, light or dark as the reader's system is, so that it can be read on any background.
 """

@@ -89,7 +89,7 @@ def said_by(programs, words, folder):
 def check_tutorials(programs, sources, name):
     """Every line of the page's tables stands in the program that it names, and every command prints what the tutorial does."""
     root = os.path.join(sources, "..")
-    with open(os.path.join(root, "docs", name + ".md"), encoding="utf-8") as file:
+    with open(os.path.join(root, "docs/reference/pytorch_to_duet.md"), encoding="utf-8") as file:
         page = file.read()
     wrong, run_programs = [], {example for _, example in CHECKS} | {"tutorials"}
     rows = re.findall(r"^\| (.*) \| (.*) \| `([\w/.]+)` \|$", page, re.M)
@@ -137,10 +137,10 @@ def lesson_step(programs, title, step, folder):
     return "\n".join([f"{title}: {command} does not print", *wrong]) if wrong else ""
 
 
-def check_lesson(programs, sources, name):
+def check_lesson(programs, sources, _):
     """Every command of the lesson ends well, one after the other, and prints lines like those that the page shows."""
     root = os.path.join(sources, "..")
-    with open(os.path.join(root, "docs", name + ".md"), encoding="utf-8") as file:
+    with open(os.path.join(root, "docs/tutorial/lesson.md"), encoding="utf-8") as file:
         steps = re.findall(r"^## (\d\..*?)\n(.*?)(?=^## )", file.read(), re.M | re.S)
     wrong = [] if len(steps) == 7 else [f"{len(steps)} steps"]
     with tempfile.TemporaryDirectory() as folder:
@@ -154,7 +154,7 @@ def check_lesson(programs, sources, name):
 
 def check_pictures(_, sources, name):
     """The pictures are as the script draws them, and all that are drawn by it."""
-    docs = os.path.join(sources, "../docs")
+    docs = os.path.join(sources, "../docs/pictures")
     with tempfile.TemporaryDirectory() as folder:
         subprocess.run([sys.executable, os.path.join(sources, "../tools", name + ".py"), folder], check=True, timeout=60)
         texts = {}

@@ -269,17 +269,17 @@ def check_types(root):
 
 
 def check_documents(root):
-    """links of the documentation lead to installed pages, its paths exist, and README.md has every page"""
+    """links of the documentation lead to installed pages, its paths exist, and from README.md they reach every page"""
     paths = [os.path.relpath(path, root) for name in ("README.md", "docs/*/*.md", "examples/README.md") for path in glob.glob(os.path.join(root, name))]
     pages = {path: re.sub(r"^```.*?^```", "", read(root, path), flags=re.M | re.S) for path in sorted(paths)}
     # As GitHub makes them of headings.
     anchors = {path: [re.sub(r"[^\w -]", "", heading).lower().replace(" ", "-")
                       for heading in re.findall(r"^#+ (.*)$", text, re.M)] for path, text in pages.items()}
-    linked = set()
+    links = {path: set() for path in pages}
     for path, text in pages.items():
         for target, anchor in re.findall(r"\]\((?!\w+:)([^)#]*)#?([^)]*)\)", text):
             file = os.path.normpath(os.path.join(os.path.dirname(path), target)) if target else path
-            linked |= {file} if path == "README.md" else set()
+            links[path].add(file)
             installed = file in ("README.md", "LICENSE", "examples/README.md") or re.fullmatch(r"docs/\w+/\w+\.(md|png|svg)", file)
             found = installed and os.path.exists(os.path.join(root, file))
             if not found or (anchor and anchor not in anchors.get(file, ())):
@@ -287,8 +287,13 @@ def check_documents(root):
         for name in re.findall(rf"`((?:{'|'.join(FOLDERS)}|docs|tools|\.ci)/[\w./-]*)`", text):
             if not os.path.exists(os.path.join(root, name)):
                 yield f"{path} names {name}"
-    for path in sorted(set(pages) - linked - {"README.md"}):
-        yield f"README.md does not lead to {path}"
+    reached, rest = set(), ["README.md"]
+    while rest:
+        path = rest.pop()
+        rest += [] if path in reached else links.get(path, ())
+        reached.add(path)
+    for path in sorted(set(pages) - reached):
+        yield f"no links lead from README.md to {path}"
 
 
 def clang_format():
