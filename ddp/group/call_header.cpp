@@ -102,7 +102,8 @@ const char* advice_on_rows(std::span<const RankHeader> ranks) {
   if (differ(&BatchMark::step) || (differ(&BatchMark::whole) && !sizes && !orders)) return kSameSteps;
   return sizes    ? ": give all ranks' samplers the same batch size and number of blocks"
          : orders ? ": give all ranks' samplers the same data and seed"
-                  : ": give each rank's sampler the number of ranks and its own rank";
+                  : ": give each rank's sampler the number of ranks and its own rank, or, if each rank trains its rows "
+                    "in parts, put all parts but the last under no_sync()";
 }
 
 /// Numbers of a BatchMark that all ranks have alike if they know them, that is if they are not 0.

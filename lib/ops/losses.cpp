@@ -189,7 +189,8 @@ void require_labels(const char* op, const Variable& x, const Tensor& labels) {
   Shape expected;
   for (int d = 0; d < x.shape().rank() - 1; ++d) expected.append(x.shape()[d]);
   require<ShapeError>(labels.shape() == expected && labels.dtype() == DType::i64, op, ": labels ", labels.shape(), " ",
-                      name(labels.dtype()), ", expected ", expected, " i64");
+                      name(labels.dtype()), ", expected ", expected, " i64",
+                      x.shape().rank() > 2 ? ": the logits' last dimension is the classes" : "");
   require_beside(op, x, labels, "labels");
 }
 

@@ -90,8 +90,8 @@ Variable flatten(const Variable& x);
 /// x with two dimensions exchanged, negative ones from the end; a copy.
 Variable transpose(const Variable& x, int first, int second);
 
-/// The part of x from `begin` up to `end` in a dimension, negative ones from the end; copies but for dimension 0.
-/// Throws ShapeError out of range.
+/// The part of x from `begin` up to `end` in a dimension, of which -1 is the last; copies but for dimension 0. Throws
+/// ShapeError out of range.
 Variable slice(const Variable& x, int dimension, std::int64_t begin, std::int64_t end);
 
 /// x (N, C, H, W) in the plain layout; x itself if it is plain already.

@@ -126,7 +126,8 @@ TEST_CASE("cross_entropy and nll_loss of more dimensions are those of their rows
   }
   const Variable log = ops::log_softmax(x, -1);
   CHECK(ops::nll_loss(log, labels).item() == ops::cross_entropy(x, labels).item());
-  CHECK_THROWS_WITH(ops::nll_loss(x, labels.reshape({3, 4})), "nll_loss: labels [3, 4] i64, expected [4, 3] i64");
+  CHECK_THROWS_WITH(ops::nll_loss(x, labels.reshape({3, 4})),
+                    "nll_loss: labels [3, 4] i64, expected [4, 3] i64: the logits' last dimension is the classes");
 }
 
 TEST_CASE("losses of elements refuse other shapes, types and places") {
