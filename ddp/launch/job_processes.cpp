@@ -70,7 +70,7 @@ void LineReader::read(const std::function<void(std::string_view)>& on_line) {
   for (int reads = 0; source_.open() && reads < kReadsAtOnce;) {
     const ssize_t got = ::read(source_.get(), bytes.data(), bytes.size());
     if (got < 0 && errno == EINTR) continue;
-    if (got < 0 && errno == EAGAIN) return;
+    if (got < 0 && errno == EAGAIN) return hand_on_state(on_line);
     if (got <= 0) {
       source_.close();
       if (!rest_.empty()) rest_ += '\n', hand_on_lines(on_line);
@@ -86,18 +86,30 @@ void LineReader::read(const std::function<void(std::string_view)>& on_line) {
 }
 
 void LineReader::hand_on_lines(const std::function<void(std::string_view)>& on_line) {
-  const auto now = Clock::now();
   std::size_t begin = 0;
   for (std::size_t end; (end = rest_.find_first_of("\r\n", begin)) != std::string::npos;) {
     const std::size_t next = rest_.find_first_not_of('\r', end);
     if (next == std::string::npos) break;  // the line may end here, or be redrawn
     const bool ends = rest_[next] == '\n';
-    const bool shows = ends || (end > begin && now - redrawn_ >= kRedraw);
-    if (shows) on_line(std::string_view(rest_).substr(begin, end - begin));
-    if (shows && !ends) redrawn_ = now;
+    const std::string_view state = std::string_view(rest_).substr(begin, end - begin);
+    const bool erases = !state_.empty() && state.find_first_not_of(" \t") == state.npos;
+    if (erases)
+      on_line(std::exchange(state_, {}));
+    else if (ends)
+      on_line(state), state_.clear();
+    else if (end > begin)
+      state_ = state, hand_on_state(on_line);
     begin = ends ? next + 1 : next;
   }
   rest_.erase(0, begin);
+}
+
+/// Once a second.
+void LineReader::hand_on_state(const std::function<void(std::string_view)>& on_line) {
+  const auto now = Clock::now();
+  if (state_.empty() || now - redrawn_ < kRedraw) return;
+  on_line(std::exchange(state_, {}));
+  redrawn_ = now;
 }
 
 RankProcess::RankProcess(const std::string& name, const std::vector<std::string>& command,

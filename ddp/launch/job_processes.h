@@ -24,7 +24,7 @@ struct Pipe {
 Pipe make_pipe();
 
 /// Hands on what a pipe brings in whole lines. Of a line that is redrawn after carriage returns (a progress bar), hands
-/// on the last state, and before it one a second.
+/// on the last state, also if it is erased, and before it one a second.
 class LineReader {
  public:
   LineReader() = default;
@@ -36,9 +36,11 @@ class LineReader {
 
  private:
   void hand_on_lines(const std::function<void(std::string_view line)>& on_line);
+  void hand_on_state(const std::function<void(std::string_view line)>& on_line);
 
   Descriptor source_;
   std::string rest_;
+  std::string state_;            // the last one of a line that is redrawn, unless it was handed on
   Clock::time_point redrawn_{};  // when a state of a line was handed on
 };
 

@@ -132,8 +132,8 @@ TEST_CASE("output comes in whole lines") {
 }
 
 TEST_CASE("of a line that is redrawn, the first state in a second and the last are passed on") {
-  const Outcome outcome = run(1, {"/usr/bin/printf", "\r10%%\r20%%\r30%%\nplain\r\n\n\rlast\r"});
-  CHECK(outcome.out.at(0) == std::vector<std::string>{"10%", "30%", "plain", "", "last"});
+  const Outcome outcome = run(1, {"/usr/bin/printf", "\r10%%\r20%%\r30%%\nplain\r\n\n\rlast\r   \r\n1\r2\r  \r3"});
+  CHECK(outcome.out.at(0) == std::vector<std::string>{"10%", "30%", "plain", "", "last", "2", "3"});
 }
 
 TEST_CASE("a rank that never stops printing does not hold up the end of the job") {
