@@ -219,22 +219,19 @@ void FileStore::write_record(char op, const std::string& key, const std::string&
 
 void FileStore::publish(const std::string& key) { write_record(kSet, key, *table_.find(key)); }
 
-void FileStore::wait_for(const std::vector<std::string>& keys, Milliseconds timeout) {
-  const auto begin = Clock::now();
-  const auto look = [&](Milliseconds waited) {
-    const Locked locked(*this, timeout - waited);
-    if (table_.answer(StoreOp::check, keys)[0] == "1") return true;
-    if (waited < timeout) return false;
-    throw CommError(concat(table_.timeout_message(keys, timeout), " (file ", path_, ")"));
-  };
-  while (!look(std::chrono::floor<Milliseconds>(Clock::now() - begin)))
+std::vector<std::string> FileStore::request(StoreOp op, std::vector<std::string> strings, Milliseconds timeout) {
+  for (const auto begin = Clock::now();;) {
+    const auto waited = std::chrono::floor<Milliseconds>(Clock::now() - begin);
+    {
+      const Locked locked(*this, timeout - waited);
+      if (!waits(op) || table_.has_all(strings)) return answer(op, strings);
+      if (waited >= timeout) throw CommError(concat(table_.timeout_message(strings, timeout), " (file ", path_, ")"));
+    }
     std::this_thread::sleep_for(std::min(kPollEvery, timeout));
+  }
 }
 
-std::vector<std::string> FileStore::request(StoreOp op, std::vector<std::string> strings, Milliseconds timeout) {
-  if (waits(op)) wait_for(strings, timeout);
-  if (op == StoreOp::wait) return {};
-  const Locked locked(*this, timeout);
+std::vector<std::string> FileStore::answer(StoreOp op, const std::vector<std::string>& strings) {
   switch (op) {
     case StoreOp::set:
     case StoreOp::post:
@@ -243,12 +240,8 @@ std::vector<std::string> FileStore::request(StoreOp op, std::vector<std::string>
         publish(strings[i]);
       }
       return {};
-    case StoreOp::get:
     case StoreOp::take:
-      for (const std::string& key : strings)
-        require<CommError>(table_.find(key) != nullptr, "the store's key ", key, " was deleted while it was read");
-      if (op == StoreOp::take)
-        for (const std::string& key : strings) write_record(kErase, key, "");
+      for (const std::string& key : strings) write_record(kErase, key, "");
       break;
     case StoreOp::erase_prefix:
       for (const std::string& key : table_.keys_under(strings.at(0))) write_record(kErase, key, "");

@@ -32,7 +32,8 @@ class FileStore final : public Store {
   /// Applies the records that others have written since the last read. Needs the lock.
   void catch_up();
   void write_record(char op, const std::string& key, const std::string& value);
-  void wait_for(const std::vector<std::string>& keys, Milliseconds timeout);
+  /// Needs the lock.
+  std::vector<std::string> answer(StoreOp op, const std::vector<std::string>& strings);
   /// Writes what the table now holds for `key`.
   void publish(const std::string& key);
 

@@ -13,6 +13,8 @@
 #include <future>
 #include <memory>
 #include <string>
+#include <thread>
+#include <vector>
 
 #include "ddp/same_builds.h"
 #include "ddp/store/file_store.h"
@@ -46,6 +48,30 @@ TEST_CASE("processes of an elastic job run the same program, and on a host the s
   CHECK_NOTHROW(require_same_builds(store, 1, 1));
   store.set("build/0/", "another");
   CHECK_THROWS_AS(require_same_builds(store, 1, 1), UsageError);
+}
+
+TEST_CASE("those who take a file's key take each of its values once, while the others keep waiting") {
+  const Scratch scratch;
+  const std::string path = scratch.path("store");
+  constexpr int kTakers = 8, kEach = 20;
+  std::atomic<int> sum = 0, errors = 0;
+  const auto take = [&] {
+    FileStore store(path, "run");
+    for (int taken = 0; taken < kEach;) try {
+        sum += std::stoi(store.take("key", 60s));
+        ++taken;
+      } catch (const CommError&) {
+        ++errors;
+      }
+  };
+  std::vector<std::thread> takers;
+  for (int i = 0; i < kTakers; ++i) takers.emplace_back(take);
+  FileStore store(path, "run");
+  for (int i = 1; i <= kTakers * kEach; ++i)
+    while (store.compare_set("key", "", std::to_string(i)) != std::to_string(i)) std::this_thread::yield();
+  for (std::thread& taker : takers) taker.join();
+  CHECK(sum == kTakers * kEach * (kTakers * kEach + 1) / 2);
+  CHECK(errors == 0);
 }
 
 TEST_CASE("rank 0 leaves a rendezvous last") {
