@@ -292,7 +292,7 @@ std::unique_ptr<ProcessGroup> make_elastic_group(const ElasticOptions& options) 
       own->secret();  // which is kept
       hosts = hosts_of(*own, rank, size, options.host, limit);
     }
-    return [=] {
+    const auto connected = [=] {
       const auto [least, most] = std::ranges::minmax_element(hosts);
       ConnectOptions over{.backend = hosts.empty() || *least != *most ? options.backend : "auto",
                           .connect_timeout = options.join_timeout,
@@ -319,6 +319,14 @@ std::unique_ptr<ProcessGroup> make_elastic_group(const ElasticOptions& options) 
       }
       return connect(over, own, rank, size);
     };
+    if (options.host < 0) return std::function<std::unique_ptr<ProcessGroup>()>(connected);
+    struct Early {  // hosts may be far apart: the plan is on its way meanwhile
+      std::unique_ptr<ProcessGroup> group;
+      ~Early() {
+        if (group != nullptr) group->drop();
+      }
+    };
+    return std::function([early = std::make_shared<Early>(connected())] { return std::move(early->group); });
   };
   fault_point("init");
   require_same_builds(*store, process, options.host);

@@ -12,6 +12,7 @@
 #include <span>
 #include <string>
 #include <system_error>
+#include <vector>
 
 #include "ddp/launch/error_file.h"
 #include "lib/base/sha256.h"
@@ -62,14 +63,22 @@ int note_build(dl_phdr_info* file, std::size_t, void* builds) {
 void require_same_builds(Store& store, int process, int host) {
   Builds builds;
   ::dl_iterate_phdr(note_build, &builds);
+  const auto name_of = [](const std::string& path) { return std::filesystem::path(path).filename().string(); };
+  std::erase_if(builds, [&](const auto& one) { return name_of(one.first).starts_with("linux-"); });  // the kernel's
+  std::vector<std::string> keys, own;
   for (const auto& [path, build] : builds) {
-    const std::string name = std::filesystem::path(path).filename().string();
-    if (name.starts_with("linux-")) continue;  // the kernel's
+    const std::string name = name_of(path);
     const bool everywhere = name.empty() || name.starts_with("libduet");
-    if (store.compare_set(concat("build/", everywhere ? 0 : host, "/", name), "", build) == build) continue;
+    keys.push_back(concat("build/", everywhere ? 0 : host, "/", name));
+    own.push_back(build);
+  }
+  const std::vector<std::string> first = store.set_missing(keys, own);  // one round trip, as hosts may be far apart
+  std::size_t number = 0;
+  for (const auto& [path, build] : builds) {
+    if (first[number++] == build) continue;
     std::error_code failed;
     const UsageError error(
-        concat(name.empty() ? std::filesystem::read_symlink("/proc/self/exe", failed).string() : path, " of process ",
+        concat(path.empty() ? std::filesystem::read_symlink("/proc/self/exe", failed).string() : path, " of process ",
                process, " is another build than the other processes of the job run: start the job again"));
     leave_error(error);  // else this would count as another lost rank
     throw error;

@@ -17,6 +17,7 @@ namespace {
 
 constexpr Milliseconds kHeartbeat{500};     // commits go along with it
 constexpr Milliseconds kSlice{100};         // in which threads look whether they are to end
+constexpr Milliseconds kMostSlice{500};     // where the other launcher is far away
 constexpr Milliseconds kLongestLook{1000};  // of which more was this process's own pause
 
 }  // namespace
@@ -78,14 +79,16 @@ bool Inbox::is_silent() {
 
 void Inbox::serve() {
   std::unique_lock lock(mutex_);
-  while (!stopping_) {
+  for (Milliseconds slice = kSlice; !stopping_;) {
     lock.unlock();
     const Clock::time_point begin = Clock::now();
     std::optional<std::string> text;
     try {
-      text = store_->take(key_, kSlice);
+      text = store_->take(key_, slice);
     } catch (const CommError&) {
-      if (Clock::now() - begin < kSlice) throw;  // not for the time
+      const auto took = std::chrono::floor<Milliseconds>(Clock::now() - begin);
+      if (took < slice) throw;                               // not for the time
+      slice = std::clamp(took - slice, kSlice, kMostSlice);  // a round trip: what comes meanwhile waits as long
     }
     lock.lock();
     silence_ = text ? Clock::duration{} : silence_ + std::min<Clock::duration>(Clock::now() - begin, kLongestLook);

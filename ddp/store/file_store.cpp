@@ -252,7 +252,8 @@ std::vector<std::string> FileStore::answer(StoreOp op, const std::vector<std::st
   std::vector<std::string> answer = table_.answer(op, strings);
   if (op == StoreOp::erase && answer[0] == "1") write_record(kErase, strings[0], "");
   const bool changes = op == StoreOp::add || op == StoreOp::compare_set || op == StoreOp::append;
-  if (changes && table_.find(strings[0])) publish(strings[0]);
+  for (std::size_t i = 0; changes && i < strings.size(); i += 3)
+    if (table_.find(strings[i])) publish(strings[i]);
   return answer;
 }
 

@@ -12,7 +12,8 @@ inline constexpr const char* kSecretFileVariable = "DUET_SECRET_FILE";
 /// The secret itself.
 inline constexpr const char* kSecretVariable = "DUET_SECRET";
 
-inline constexpr std::size_t kSecretBytes = 32;  // length of the secrets that duet makes
+inline constexpr std::size_t kSecretBytes = 32;            // length of the secrets that duet makes
+inline constexpr const char* kSecretKey = "/duet/secret";  // of the random part of a store's secret
 
 /// The secret that this process was given; empty for none. Throws UsageError: a file of another user, or that others
 /// can read, or that cannot be read; less than 16 or more than 4096 bytes.

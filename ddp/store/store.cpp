@@ -67,8 +67,18 @@ void Store::multi_set(const std::vector<std::string>& keys, const std::vector<st
 
 std::string Store::secret() {
   const std::lock_guard lock(secret_mutex_);
-  if (secret_.empty()) secret_ = compare_set("/duet/secret", "", random_bytes(kSecretBytes));
+  if (secret_.empty()) secret_ = compare_set(kSecretKey, "", random_bytes(kSecretBytes));
   return secret_;
+}
+
+std::vector<std::string> Store::set_missing(const std::vector<std::string>& keys,
+                                            const std::vector<std::string>& values) {
+  std::vector<std::string> calls;
+  for (std::size_t i = 0; i < keys.size(); ++i) calls.insert(calls.end(), {keys[i], "", values.at(i)});
+  std::vector<std::string> found = request(StoreOp::compare_set, std::move(calls), timeout());
+  require<CommError>(found.size() == keys.size(), "the store answered ", found.size(), " values for ", keys.size(),
+                     " keys");
+  return found;
 }
 
 int Store::next_group(int rank) {
@@ -90,7 +100,8 @@ PrefixStore::~PrefixStore() {
 std::vector<std::string> PrefixStore::request(StoreOp op, std::vector<std::string> strings, Milliseconds timeout) {
   const bool only_keys = waits(op) || op == StoreOp::check;
   for (std::size_t i = 0; i < strings.size(); ++i)
-    if (only_keys || i == 0 || ((op == StoreOp::set || op == StoreOp::post) && i % 2 == 0))
+    if (only_keys || i == 0 || ((op == StoreOp::set || op == StoreOp::post) && i % 2 == 0) ||
+        (op == StoreOp::compare_set && i % 3 == 0))
       strings[i].insert(0, prefix_);
   return store_->request(op, std::move(strings), timeout);
 }
@@ -121,7 +132,11 @@ std::vector<std::string> StoreTable::answer(StoreOp op, const std::vector<std::s
       return {std::to_string(add(in[0], *amount))};
     }
     case StoreOp::check: return {has_all(in) ? "1" : "0"};
-    case StoreOp::compare_set: arguments(3); return {compare_set(in[0], in[1], in[2])};
+    case StoreOp::compare_set:
+      require<UsageError>(in.size() % 3 == 0, "store request compare_set has ", in.size(),
+                          " arguments, expected threes");
+      for (std::size_t i = 0; i < in.size(); i += 3) out.push_back(compare_set(in[i], in[i + 1], in[i + 2]));
+      return out;
     case StoreOp::erase: arguments(1); return {erase(in[0]) ? "1" : "0"};
     case StoreOp::count: return {std::to_string(size())};
     case StoreOp::append:

@@ -69,6 +69,8 @@ class Store {
   /// Sets `desired` if the value equals `expected`, or if the key is missing and `expected` is empty. Returns the value
   /// afterwards; for a missing key that was not made, `expected`.
   std::string compare_set(const std::string& key, const std::string& expected, const std::string& desired);
+  /// Sets those of the keys that are missing, all in one message, and returns the values that the keys then have.
+  std::vector<std::string> set_missing(const std::vector<std::string>& keys, const std::vector<std::string>& values);
   /// True if the key was there.
   bool delete_key(const std::string& key);
   /// Deletes all keys that begin so, and returns how many; none in a store that cannot list its keys (PyTorch's).
@@ -131,8 +133,8 @@ class PrefixStore final : public Store {
 class StoreTable {
  public:
   /// `in` are keys (get, take, wait, check), keys and values in turn (set, post), or the arguments of the function of
-  /// Store. Numbers are decimal, true is "1". All keys of `get` and `take` must be there. Throws UsageError for other
-  /// arguments.
+  /// Store, for compare_set of several calls in turn. Numbers are decimal, true is "1". All keys of `get` and `take`
+  /// must be there. Throws UsageError for other arguments.
   std::vector<std::string> answer(StoreOp op, const std::vector<std::string>& in);
   void set(const std::string& key, std::string value);
   /// nullptr if the key is missing.

@@ -170,6 +170,8 @@ void serve(const tcp::endpoint& endpoint, const TcpStoreOptions& options, Clock:
 
 struct TcpStore::Parts {
   std::string run, secret;
+  std::mutex mutex;  // guards the next one
+  std::string own;   // the store's part of secret(), once it has come with another answer
   std::optional<TcpStoreServer> server;
   std::optional<StoreClient> client;
 };
@@ -210,7 +212,12 @@ Store& TcpStore::served() { return parts_->server.value().table(); }
 int TcpStore::port() const { return parts_->client->port(); }
 
 std::string TcpStore::secret() {
-  const std::string own = Store::secret();  // a random number of this store's
+  std::string own;  // a random number of this store's
+  {
+    const std::lock_guard lock(parts_->mutex);
+    own = parts_->own;
+  }
+  if (own.empty()) own = Store::secret();
   return proof_of(parts_->secret, concat("job ", parts_->run, ' ', own));
 }
 
@@ -218,7 +225,16 @@ std::string TcpStore::local_address() const { return parts_->client->local_addre
 
 std::vector<std::string> TcpStore::request(StoreOp op, std::vector<std::string> strings, Milliseconds timeout) {
   const Milliseconds limit = waits(op) ? timeout : Milliseconds(0);
-  return parts_->client->ask({static_cast<std::uint8_t>(op), limit.count(), std::move(strings)}, limit).strings;
+  // Where a message has several calls, that of secret() goes along: ranks of an elastic job need it next.
+  const bool adds = op == StoreOp::compare_set && strings.size() > 3;
+  if (adds) strings.insert(strings.end(), {kSecretKey, "", random_bytes(kSecretBytes)});
+  StoreFrame reply = parts_->client->ask({static_cast<std::uint8_t>(op), limit.count(), std::move(strings)}, limit);
+  if (adds && !reply.strings.empty()) {
+    const std::lock_guard lock(parts_->mutex);
+    parts_->own = std::move(reply.strings.back());
+    reply.strings.pop_back();
+  }
+  return std::move(reply.strings);
 }
 
 }  // namespace duet::ddp

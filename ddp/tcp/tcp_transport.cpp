@@ -88,8 +88,12 @@ class Mesh {
       check();
     }
     require_all();
-    // Until then a higher rank may call again, as its first call may have failed.
-    meet(store_, "tcp/connected", rank_, size, timeout_);
+    // Until then a higher rank may call again, as its first call may have failed. Lower ones never call this one.
+    std::vector<std::string> higher = rank_keys("tcp/connected", size);
+    const std::string own = higher[static_cast<std::size_t>(rank_)];
+    std::fill_n(higher.begin(), rank_, own);
+    store_.post(own, "");
+    if (rank_ + 1 < size) await_ranks(store_, higher, rank_, "connect", timeout_);
     const std::lock_guard lock(mutex_);
     return std::exchange(sockets_, {});
   }

@@ -54,7 +54,10 @@ class C10dStore final : public ddp::Store {
       }
       case StoreOp::add: return {std::to_string(store_->add(in.at(0), std::stoll(in.at(1))))};
       case StoreOp::check: return {store_->check(in) ? "1" : "0"};
-      case StoreOp::compare_set: return {store_->compareSet(in.at(0), in.at(1), in.at(2))};
+      case StoreOp::compare_set:
+        for (std::size_t i = 0; i < in.size(); i += 3)
+          out.push_back(store_->compareSet(in.at(i), in.at(i + 1), in.at(i + 2)));
+        return out;
       case StoreOp::erase: return {store_->deleteKey(in.at(0)) ? "1" : "0"};
       case StoreOp::count: return {std::to_string(store_->getNumKeys())};
       case StoreOp::erase_prefix: return {"0"};  // PyTorch's stores cannot list their keys

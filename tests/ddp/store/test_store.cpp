@@ -102,6 +102,15 @@ TEST_CASE("compare_set follows PyTorch's rules") {
   CHECK(a->get("key") == "second");
 }
 
+TEST_CASE("set_missing sets the keys that are missing, and returns the values of all") {
+  const Scratch scratch;
+  const auto [a, b] = any_pair(scratch, GENERATE(0, 1, 2));
+  PrefixStore part(b, "part/");
+  a->set("part/x", "first");
+  CHECK(part.set_missing({"x", "y", "y"}, {"1", "2", "3"}) == std::vector<std::string>{"first", "2", "2"});
+  CHECK(a->multi_get({"part/x", "part/y"}) == std::vector<std::string>{"first", "2"});
+}
+
 TEST_CASE("adding from many threads loses nothing") {
   const Scratch scratch;
   const auto [a, b] = any_pair(scratch, GENERATE(0, 1, 2));
