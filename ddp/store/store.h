@@ -52,7 +52,7 @@ class Store {
 
   /// Sets a value and wakes the ranks that wait for it.
   void set(const std::string& key, const std::string& value) { multi_set({key}, {value}); }
-  /// Sets a value without waiting for a store on another host. An error is that of a later call, as of a lost store.
+  /// Sets a value without waiting for a store on another host. An error is that of the next call that waits for one.
   void post(const std::string& key, const std::string& value) { request(StoreOp::post, {key, value}, timeout()); }
   /// The value; blocks until it is set. Throws CommError that names the key after timeout().
   std::string get(const std::string& key);

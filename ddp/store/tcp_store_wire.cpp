@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 #include <limits>
+#include <optional>
 
 #include "ddp/store/secret.h"
 #include "lib/error.h"
@@ -121,13 +122,14 @@ TcpStoreServer::~TcpStoreServer() {
 
 void TcpStoreServer::serve(Listener::Caller& client) {
   StoreChannel channel(client.connection, client.identity.session_key, true);
-  for (;;) {
+  for (std::optional<StoreFrame> refusal;;) {  // of a post
     StoreFrame request = channel.receive(kNoDeadline);
-    if (request.code == static_cast<std::uint8_t>(StoreOp::post)) {  // where it fails the caller loses the store
-      table_.request(StoreOp::post, std::move(request.strings), {});
+    const bool is_post = request.code == static_cast<std::uint8_t>(StoreOp::post);
+    StoreFrame reply = is_post || !refusal ? answer(std::move(request)) : *std::exchange(refusal, {});
+    if (is_post) {
+      if (reply.code != static_cast<std::uint8_t>(StoreStatus::ok) && !refusal) refusal = std::move(reply);
       continue;
     }
-    StoreFrame reply = answer(std::move(request));
     try {
       channel.send(reply, kNoDeadline);
     } catch (const UsageError& error) {  // it is too large for one frame

@@ -111,6 +111,14 @@ TEST_CASE("set_missing sets the keys that are missing, and returns the values of
   CHECK(a->multi_get({"part/x", "part/y"}) == std::vector<std::string>{"first", "2"});
 }
 
+TEST_CASE("a post that the store refuses is the error of the next call, and the store still works") {
+  auto [a, b] = tcp_pair(60s);
+  b->post(std::string(kMaxKeyBytes + 1, 'k'), "");
+  b->post("other", "value");
+  CHECK_THROWS_WITH(b->check({"other"}), ContainsSubstring("a store's key has 1 to 4096 bytes, got 4097"));
+  CHECK(b->get("other") == "value");
+}
+
 TEST_CASE("adding from many threads loses nothing") {
   const Scratch scratch;
   const auto [a, b] = any_pair(scratch, GENERATE(0, 1, 2));
