@@ -27,14 +27,15 @@ namespace {
 constexpr Milliseconds kPause{100};
 
 std::unique_ptr<TcpStore> make_store(const LaunchOptions& options, const JobMeeting& meeting, bool serves,
-                                     Milliseconds timeout = kHostLimit) {
+                                     Milliseconds timeout = kHostLimit, int interrupt = -1) {
   return std::make_unique<TcpStore>(TcpStoreOptions{.host = options.master_address,
                                                     .port = meeting.port,
                                                     .run = meeting.run,
                                                     .secret = meeting.secret,
                                                     .serve = serves,
                                                     .ranks = options.nodes * (options.ranks + 2),
-                                                    .timeout = timeout});
+                                                    .timeout = timeout,
+                                                    .interrupt = interrupt});
 }
 
 const char* const kGreeting = "launchers/greeting";
@@ -469,8 +470,9 @@ std::unique_ptr<JobHosts> make_job_arbiter(const LaunchOptions& options, const J
 }
 
 std::unique_ptr<JobHosts> make_job_follower(const LaunchOptions& options, const JobMeeting& meeting, JobMemory& memory,
-                                            Milliseconds timeout, std::function<bool()> end_processes) {
-  make_store(options, meeting, false, timeout);  // whether it is there
+                                            Milliseconds timeout, const SignalPipe& signals,
+                                            std::function<bool()> end_processes) {
+  make_store(options, meeting, false, timeout, signals.descriptor());  // whether it is there
   return std::make_unique<FollowerHosts>(options, meeting, memory, std::move(end_processes));
 }
 

@@ -68,9 +68,10 @@ struct JobMeeting {
 /// CommError where it cannot.
 std::unique_ptr<JobHosts> make_job_arbiter(const LaunchOptions& options, const JobMeeting& meeting, JobMemory& memory,
                                            JobArbiter& arbiter, const SignalPipe* signals);
-/// For another host; `end_processes` kills those of this one, and is false where the job ends here. Throws CommError
-/// where the arbiter's does not answer within the time.
+/// For another host; `end_processes` kills those of this one, and is false if the job ends here. Throws CommError if
+/// the arbiter's doesn't answer within the time, or before a signal comes.
 std::unique_ptr<JobHosts> make_job_follower(const LaunchOptions& options, const JobMeeting& meeting, JobMemory& memory,
-                                            Milliseconds timeout, std::function<bool()> end_processes);
+                                            Milliseconds timeout, const SignalPipe& signals,
+                                            std::function<bool()> end_processes);
 
 }  // namespace duet::ddp

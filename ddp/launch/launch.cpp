@@ -40,8 +40,7 @@ namespace {
 constexpr Milliseconds kPoll{50};   // where the kernel cannot report that a process has ended
 constexpr Milliseconds kLook{250};  // the kernel does not report a stopped process
 constexpr Milliseconds kStopReported{1000}, kKilled{1};
-// The first and the longest wait for an answer of host 0's launcher before signals are looked for: round trips are
-// slow.
+// The first and the longest wait for an answer of host 0's launcher, which a signal ends: round trips may be slow.
 constexpr Milliseconds kAnswer{1000}, kMostAnswer{8000};
 // A rank's error may be the consequence of another's, which may still be unwinding: wait for its report.
 constexpr Milliseconds kSettle{100}, kSettleConsequence{500};
@@ -114,11 +113,13 @@ class Job {
     const auto until = Clock::now() + options_.join_timeout;
     Milliseconds answer = kAnswer;
     while (hosts_ == nullptr && interrupted_ == 0) try {
-        hosts_ = make_job_follower(options_, meeting, losses_->job(), std::min(options_.join_timeout, answer),
+        hosts_ = make_job_follower(options_, meeting, losses_->job(), std::min(options_.join_timeout, answer), signals_,
                                    [this] { return end_processes_unless_failed(); });
       } catch (const Refused&) {  // another secret, or another run
         throw;
       } catch (const CommError& error) {
+        pass_on_signals();  // one of them may have ended the wait
+        if (interrupted_ != 0) return;
         require<CommError>(Clock::now() < until, "the launcher of host 0 did not come within ",
                            options_.join_timeout.count(), " ms: ", error.what());
         if (std::exchange(answer, std::min(2 * answer, kMostAnswer)) == kAnswer)
@@ -126,7 +127,6 @@ class Job {
                         options_.join_timeout.count(), " ms: ", error.what()));
         pollfd event{signals_.descriptor(), POLLIN, 0};
         ::poll(&event, 1, static_cast<int>(kLook.count()));
-        pass_on_signals();
       }
   }
   /// Whether the launcher of another host decides on losses.

@@ -29,17 +29,18 @@ namespace {
 constexpr std::size_t kPieceBytes = 64 << 10;
 constexpr auto kPaused = 1s;  // a wait that is late by more was not the other end's
 
-/// False if the socket is not ready by then. Time in which this process was stopped doesn't count: the other end may
-/// have been stopped with it.
-bool poll_until(int socket, short events, Clock::time_point deadline) {
+/// False if the socket is not ready by then. Time in which this process was stopped doesn't count, also for what waits
+/// after this until the same deadline: the other end may have been stopped with it.
+bool poll_until(int socket, short events, Clock::time_point& deadline, int interrupt) {
   for (;;) {
     const auto begin = Clock::now();
     const auto left = std::clamp<Clock::duration>(deadline - begin, 0s, deadline == kNoDeadline ? 60s : 1s);
-    pollfd ready{socket, events, 0};
+    std::array<pollfd, 2> ready{{{socket, events, 0}, {interrupt, POLLIN, 0}}};
     const auto ms = static_cast<int>(std::chrono::ceil<std::chrono::milliseconds>(left).count());
-    if (::poll(&ready, 1, ms) > 0) return true;
+    const int count = ::poll(ready.data(), ready.size(), ms);
     const auto late = Clock::now() - begin - left;
     if (late > kPaused && deadline != kNoDeadline) deadline += late;
+    if (count > 0) return ready[0].revents != 0;
     if (Clock::now() >= deadline) return false;
   }
 }
@@ -56,7 +57,7 @@ std::string error_text(const error_code& error) {
   return error.category() == asio::error::get_system_category() ? errno_text(error.value()) : error.message();
 }
 
-Connection::Connection(tcp::socket socket) : socket_(std::move(socket)) {
+Connection::Connection(tcp::socket socket, int interrupt) : socket_(std::move(socket)), interrupt_(interrupt) {
   error_code ignored;
   socket_.set_option(tcp::no_delay(true), ignored);
   ::fcntl(socket_.native_handle(), F_SETFD, FD_CLOEXEC);
@@ -66,20 +67,21 @@ Connection::Connection(tcp::socket socket) : socket_(std::move(socket)) {
 }
 
 // Asio's own connect() has no deadline.
-error_code Connection::connect(tcp::socket& socket, const tcp::endpoint& to, Clock::time_point deadline) {
+error_code Connection::connect(tcp::socket& socket, const tcp::endpoint& to, Clock::time_point deadline,
+                               int interrupt) {
   error_code error;
   socket.open(to.protocol(), error);
   if (!error) socket.native_non_blocking(true, error);
   if (error || ::connect(socket.native_handle(), to.data(), static_cast<socklen_t>(to.size())) == 0) return error;
   if (errno != EINPROGRESS && errno != EINTR) return {errno, asio::error::get_system_category()};
-  if (!poll_until(socket.native_handle(), POLLOUT, deadline)) return asio::error::timed_out;
+  if (!poll_until(socket.native_handle(), POLLOUT, deadline, interrupt)) return asio::error::timed_out;
   int number = 0;
   socklen_t size = sizeof(number);
   ::getsockopt(socket.native_handle(), SOL_SOCKET, SO_ERROR, &number, &size);
   return {number, asio::error::get_system_category()};
 }
 
-void Connection::write(std::string_view bytes, Clock::time_point deadline) {
+void Connection::write(std::string_view bytes, Clock::time_point& deadline) {
   while (!bytes.empty()) {
     error_code error;
     bytes.remove_prefix(socket_.write_some(asio::buffer(bytes), error));
@@ -87,7 +89,7 @@ void Connection::write(std::string_view bytes, Clock::time_point deadline) {
   }
 }
 
-std::string Connection::read(std::size_t count, Clock::time_point deadline) {
+std::string Connection::read(std::size_t count, Clock::time_point& deadline) {
   std::string bytes;
   while (bytes.size() < count) {
     const std::size_t have = bytes.size();
@@ -99,11 +101,11 @@ std::string Connection::read(std::size_t count, Clock::time_point deadline) {
   return bytes;
 }
 
-void Connection::await(const error_code& error, short events, Clock::time_point deadline) {
+void Connection::await(const error_code& error, short events, Clock::time_point& deadline) {
   if (error == asio::error::interrupted) return;
   const bool waits = error == asio::error::would_block || error == asio::error::try_again;
   require<LostConnection>(waits, error_text(error));
-  require<LostConnection>(poll_until(socket_.native_handle(), events, deadline), "no answer in time");
+  require<LostConnection>(poll_until(socket_.native_handle(), events, deadline, interrupt_), "no answer in time");
 }
 
 tcp::endpoint Connection::local() const {

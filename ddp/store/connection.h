@@ -47,13 +47,16 @@ std::string error_text(const boost::system::error_code& error);
 /// connection is of no use.
 class Connection {
  public:
-  explicit Connection(boost::asio::ip::tcp::socket socket);
+  /// `interrupt`: a descriptor that ends each wait, as the deadline does, while it is readable; -1: none.
+  explicit Connection(boost::asio::ip::tcp::socket socket, int interrupt = -1);
   /// Connects the socket, which is not open yet. Does not throw.
   static boost::system::error_code connect(boost::asio::ip::tcp::socket& socket,
-                                           const boost::asio::ip::tcp::endpoint& to, Clock::time_point deadline);
-  void write(std::string_view bytes, Clock::time_point deadline);
+                                           const boost::asio::ip::tcp::endpoint& to, Clock::time_point deadline,
+                                           int interrupt = -1);
+  /// write() and read() put the deadline off by the time in which this process was stopped.
+  void write(std::string_view bytes, Clock::time_point& deadline);
   /// Memory grows with what arrives.
-  std::string read(std::size_t count, Clock::time_point deadline);
+  std::string read(std::size_t count, Clock::time_point& deadline);
   boost::asio::ip::tcp::endpoint local() const;
   boost::asio::ip::tcp::endpoint peer() const;
   /// A read or write that waits throws LostConnection.
@@ -66,8 +69,9 @@ class Connection {
 
  private:
   /// Returns if the failed call may be tried again.
-  void await(const boost::system::error_code& error, short events, Clock::time_point deadline);
+  void await(const boost::system::error_code& error, short events, Clock::time_point& deadline);
   boost::asio::ip::tcp::socket socket_;
+  int interrupt_;
 };
 
 /// Note [Handshake]: both ends prove that they have the secret, and neither sends it.

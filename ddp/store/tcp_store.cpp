@@ -1,5 +1,7 @@
 #include "ddp/store/tcp_store.h"
 
+#include <poll.h>
+
 #include <algorithm>
 #include <chrono>
 #include <cstddef>
@@ -56,7 +58,8 @@ class StoreClient {
       : server_(server),
         credentials_(credentials_of(options)),
         port_store_(options.serve ? nullptr : options.port_store),
-        grace_(std::clamp(timeout_of(options), kLeastGrace, kMostGrace)) {
+        grace_(std::clamp(timeout_of(options), kLeastGrace, kMostGrace)),
+        interrupt_(options.interrupt) {
     const int more_ports = options.serve ? 0 : options.more_ports;
     const int first = server.port();
     for (int at = 0;; at = at == more_ports ? 0 : at + 1) {
@@ -66,7 +69,8 @@ class StoreClient {
       if (refusal.empty()) return;
       if (at < more_ports) continue;
       const std::string last = more_ports > 0 ? concat(" to ", first + more_ports) : "";
-      const bool time_left = Clock::now() + kRetryPause < deadline;
+      pollfd interrupt{interrupt_, POLLIN, 0};
+      const bool time_left = Clock::now() + kRetryPause < deadline && ::poll(&interrupt, 1, 0) <= 0;
       require<CommError>(time_left, "no store answered at ", name(), last, " within ", timeout_of(options).count(),
                          " ms (", refusal, "); has rank 0 started, and is this where it is?");
       if (!port_store_ || server_.port() != 0) std::this_thread::sleep_for(kRetryPause);
@@ -118,13 +122,13 @@ class StoreClient {
   /// it must be the store.
   std::string try_port(Clock::time_point deadline, bool more) {
     tcp::socket socket(io_);
-    const error_code error = Connection::connect(socket, server_, deadline);
+    const error_code error = Connection::connect(socket, server_, deadline, interrupt_);
     require<CommError>(error != asio::error::no_descriptors, "cannot connect to the store of rank 0 at ", name(), ": ",
                        error_text(error));
     if (error) return error_text(error);
     more = more || port_store_;
     try {
-      connection_.emplace(std::move(socket));
+      connection_.emplace(std::move(socket), interrupt_);
       const auto until = std::min(deadline, Clock::now() + (more ? kHandshakeTimeout : kMostGrace));
       channel_.emplace(*connection_, authenticate(*connection_, credentials_, 0, "the store at " + name(), until),
                        false);
@@ -147,6 +151,7 @@ class StoreClient {
   const Credentials credentials_;
   const std::shared_ptr<Store> port_store_;
   const Milliseconds grace_;
+  const int interrupt_;
   int failed_handshakes_ = 0;
   asio::io_context io_;  // never runs: all calls are synchronous
   std::optional<Connection> connection_;

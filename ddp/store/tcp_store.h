@@ -33,6 +33,7 @@ struct TcpStoreOptions {
   std::string reached_host{};
   int reached_port = 0;
   Milliseconds timeout = kStoreTimeout;
+  int interrupt = -1;  // a descriptor that ends waits for the server, as the timeout does, while it is readable
   Milliseconds handshake_timeout{1000};  // after which the server drops an unauthenticated client
 };
 

@@ -1,6 +1,7 @@
 // Stores that cannot be reached: names that are not known yet, hosts that are mute, calls that were cancelled.
 #include <dlfcn.h>
 #include <netdb.h>
+#include <sys/eventfd.h>
 
 #include <atomic>
 #include <chrono>
@@ -10,7 +11,9 @@
 #include "ddp/store/connection.h"
 #include "ddp/store/network.h"
 #include "ddp/store/tcp_store.h"
+#include "lib/base/descriptor.h"
 #include "lib/error.h"
+#include "lib/monotonic.h"
 #include "tests/support/catch2.h"
 
 using namespace duet;
@@ -88,6 +91,17 @@ TEST_CASE("a store that does not answer is named with its address and what to lo
       ContainsSubstring("no store answered at " + place + " within 300 ms (lost the store of rank 0 at " + place +
                         ": no answer in time; has the process of rank 0 ended or been stopped, or does a firewall lie "
                         "between?); has rank 0 started"));
+}
+
+TEST_CASE("a descriptor ends the wait for a store that is mute, or isn't there yet") {
+  boost::asio::io_context io;
+  boost::asio::ip::tcp::acceptor mute(io, {boost::asio::ip::address_v4::loopback(), 0});
+  const int port = mute.local_endpoint().port();
+  if (GENERATE(false, true)) mute.close();
+  const Descriptor readable(::eventfd(1, EFD_CLOEXEC));
+  const auto begin = Clock::now();
+  CHECK_THROWS_AS(TcpStore({.port = port, .timeout = 60s, .interrupt = readable.get()}), CommError);
+  CHECK(Clock::now() - begin < 20s);
 }
 
 TEST_CASE("no error shows the number of a cancelled call, nor that of another category as errno") {
