@@ -13,7 +13,7 @@ PAGE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "../docs/referen
 SECTION = re.compile(r"(\w+):$")  # of positionals, subcommands or a group of options
 # "  -n,--nproc INT=1     meaning"; a long name stands alone, and lines that go on are indented further.
 ENTRY = re.compile(r"  (\S(?:\S| (?! ))*)(?: {2,}(.*))?$")
-TAKES_FILE = re.compile(r"\b(file|files|folder)\b")
+TAKES_FILE = re.compile(r"\b(file|files|directory)\b")
 VALUES = re.compile(r"\. Values: (\S.*)$")
 SEVERAL = re.compile(r"separated by commas")
 

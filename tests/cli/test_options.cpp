@@ -419,6 +419,44 @@ TEST_CASE("help has at most 80 columns, and options in groups") {
   CHECK(group_of("resume") == "Files");
 }
 
+TEST_CASE("short help fits a screen, and each option's text has at most 30 words") {
+  constexpr std::size_t kColumn = 24, kScreen = 24, kWords = 30;
+  for (std::vector<std::string> command : std::vector<std::vector<std::string>>{{},
+                                                                                {"compare"},
+                                                                                {"show"},
+                                                                                {"predict"},
+                                                                                {"train"},
+                                                                                {"launch"},
+                                                                                {"bench"},
+                                                                                {"bench", "all_reduce"},
+                                                                                {"info"}}) {
+    const auto said = [&](const char* flag) {
+      std::vector<std::string> arguments = command;
+      arguments.emplace_back(flag);
+      std::istringstream text(printed(arguments));
+      std::vector<std::string> lines;
+      for (std::string line; std::getline(text, line);) lines.push_back(line);
+      return lines;
+    };
+    const std::vector<std::string> brief = said("-h"), all = said("--help");
+    INFO(brief.back());
+    CHECK(brief.size() <= kScreen);
+    CHECK(brief.size() <= all.size());
+    CHECK_THAT(brief.back() + brief[brief.size() - 2], duet_test::ContainsSubstring("--help"));
+    std::size_t words = 0;
+    bool in_values = false;
+    for (const std::string& line : all) {
+      const bool continues = line.starts_with(std::string(kColumn, ' '));
+      if (!continues) words = in_values = false;
+      const bool has_text = continues || (line.size() > kColumn && line.substr(kColumn - 2, 2) == "  ");
+      std::istringstream text(has_text ? line.substr(kColumn) : "");
+      for (std::string word; text >> word && !in_values; ++words) in_values = word == "Values:";
+      INFO(line);
+      CHECK(words <= kWords + (in_values ? 1 : 0));
+    }
+  }
+}
+
 TEST_CASE("help names the values that an option takes") {
   const auto one_line = [](std::string text) {
     std::string line;

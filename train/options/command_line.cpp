@@ -9,7 +9,6 @@
 #include <sstream>
 #include <string>
 #include <string_view>
-#include <utility>
 #include <vector>
 
 #include "ddp/connect.h"
@@ -62,6 +61,12 @@ const std::vector<Group>& groups() {
   return all;
 }
 
+/// What -h lists of a command with many options.
+const std::vector<std::string> kMostUsed = {
+    "help",       "mode",          "modes", "devices", "model",  "data",      "epochs",   "batch",        "lr",
+    "checkpoint", "resume",        "out",   "nproc",   "nnodes", "node-rank", "elastic",  "max-restarts", "log-dir",
+    "backend",    "rdzv-endpoint", "hosts", "link",    "wide",   "min-bytes", "max-bytes"};
+
 std::string joined(const std::vector<std::string>& lines) {
   std::string text;
   for (const std::string& line : lines) text += line + "\n";
@@ -74,7 +79,7 @@ constexpr const char* kWordsBegin = ":{";
 /// Shows options in lines that fit, by their names without underscores, and the values that they can have.
 class Help final : public CLI::Formatter {
  public:
-  Help() { label("POSITIONALS", "Positionals"); }  // as CLI11 before 2.5 writes it
+  explicit Help(bool briefly) : briefly_(briefly) { label("POSITIONALS", "Positionals"); }  // as CLI11 before 2.5 does
   std::string make_option(const CLI::Option* option, bool is_positional) const override {
     return entry(make_option_name(option, is_positional) + make_option_opts(option), make_option_desc(option));
   }
@@ -84,7 +89,7 @@ class Help final : public CLI::Formatter {
   std::string make_option_name(const CLI::Option* option, bool is_positional) const override {
     std::string shown;
     for (const std::string& name : entries_of(CLI::Formatter::make_option_name(option, is_positional)))
-      if (name.find('_') == std::string::npos) shown += (shown.empty() ? "" : ",") + name;
+      if (name.find('_') == std::string::npos) shown += (shown.empty() ? "" : ",") + name.substr(0, name.find('{'));
     return shown;
   }
   std::string make_option_opts(const CLI::Option* option) const override {
@@ -94,18 +99,21 @@ class Help final : public CLI::Formatter {
   }
   std::string make_option_desc(const CLI::Option* option) const override {
     const std::string type = option->get_type_name(), text = option->get_description();
+    if (briefly_) return text.substr(0, std::min(text.find(';'), text.find(". ")));
     const std::size_t begin = type.find(kWordsBegin), words = begin + 2;
     if (begin == std::string::npos) return text;
     return concat(text, ". Values: ", listed(entries_of(type.substr(words, type.find('}') - words)), "or"));
   }
   std::string make_help(const CLI::App* app, std::string name, CLI::AppFormatMode mode) const override {
-    std::string text = make_description(app) + make_usage(app, std::move(name)) + make_positionals(app);
+    std::string text = make_description(app) + make_usage(app, name) + make_positionals(app);
     for (const Group& group : groups()) {
       const auto options = app->get_options(
           [&](const CLI::Option* option) { return option->get_group() == group.name && option->nonpositional(); });
       if (!options.empty()) text += make_group(group.name, false, options);
     }
-    return text + make_subcommands(app, mode) + "\n" + make_footer(app);
+    const bool lists_commands = !app->get_subcommands({}).empty();
+    const std::string end = briefly_ && !lists_commands ? name + " --help lists all options.\n" : make_footer(app);
+    return text + make_subcommands(app, mode) + "\n" + end;
   }
   std::string make_description(const CLI::App* app) const override {
     return joined(wrapped(app->get_description(), kHelpColumns, 0));
@@ -120,13 +128,15 @@ class Help final : public CLI::Formatter {
     const std::string text = joined(wrapped(about, kHelpColumns, kColumn)), head = "  " + name;
     return width(head) + 2 > kColumn ? concat(head, "\n", text) : flush_left(head, kColumn) + text.substr(kColumn);
   }
+
+  bool briefly_;
 };
 
 }  // namespace
 
-void arrange_help(CLI::App& app) {
+void arrange_help(CLI::App& app, bool briefly) {
   constexpr std::size_t kFew = 4;
-  app.formatter(std::make_shared<Help>());
+  app.formatter(std::make_shared<Help>(briefly));
   const auto options = app.get_options(
       [](const CLI::Option* option) { return !option->get_group().empty() && option->nonpositional(); });
   for (CLI::Option* const option : options) {
@@ -134,11 +144,15 @@ void arrange_help(CLI::App& app) {
     for (const Group& group : groups())
       for (const std::string& own : group.options)
         if (options.size() > kFew && option->check_lname(own)) name = group.name;
+    const auto names = option->get_lnames();
+    const bool most_used =
+        std::find_first_of(names.begin(), names.end(), kMostUsed.begin(), kMostUsed.end()) != names.end();
+    if (briefly && options.size() > kFew) name = most_used ? "Options" : "";
     option->group(name);
   }
   for (CLI::App* const below : app.get_subcommands({})) {
     below->group("Subcommands");
-    arrange_help(*below);
+    arrange_help(*below, briefly);
   }
 }
 

@@ -34,8 +34,9 @@ std::vector<std::string> entries_of(const std::string& list, char between = ',')
 /// with their neighbours, or that begins with it; empty where none is near.
 std::string did_you_mean(const std::string& word, const std::vector<std::string>& known);
 
-/// Lays out --help of a command and of those below it: options in groups, lines of at most kHelpColumns.
-void arrange_help(CLI::App& app);
+/// Lays out the help of a command and of those below it in lines of at most kHelpColumns: all options in groups, or
+/// `briefly` the most used ones with the beginning of their texts.
+void arrange_help(CLI::App& app, bool briefly);
 inline constexpr std::size_t kHelpColumns = 80;
 
 /// Arguments that say what the file of a --config does: "--KEY=VALUE" for each of its lines "KEY = VALUE", which are

@@ -112,24 +112,23 @@ void add_seconds(CLI::App& app, const std::string& names, ddp::Milliseconds& tim
 /// How the ranks find each other.
 void add_meeting(CLI::App& app, LaunchOptions& options) {
   app.add_option(both("--rdzv-endpoint"), options.rdzv_endpoint,
-                 "HOST, HOST:PORT or [IPV6]:PORT at which rank 0 serves the store. Default: 127.0.0.1 and a free port; "
-                 "required with several hosts, with port 29500, or the first of --port-range, if none is given");
+                 "address of rank 0's store: HOST, HOST:PORT or [IPV6]:PORT; required with several hosts. Default: "
+                 "127.0.0.1 and a free port, or port 29500 with several hosts");
   app.add_option(both("--rdzv-backend"), options.rdzv_backend,
-                 "torchrun's name for how ranks meet: static or c10d; with duet both mean the store of rank 0, and "
-                 "that --node-rank says which host this is")
+                 "accepted as in torchrun: both names mean the store of rank 0, and several hosts need --node-rank")
       ->check(one_of({"static", "c10d"}));
   app.add_option(both("--rdzv-id"), options.job.run_id,
-                 "name of the job, the same on all hosts: ranks get it as TORCHELASTIC_RUN_ID, ranks of another name "
-                 "do not join, and after a restart only checkpoints of this name are gone on from. Default: a new one");
-  app.add_option(both("--master-addr"), options.master_addr, "the host alone. Default: 127.0.0.1");
-  app.add_option(both("--master-port"), options.master_port, "the port alone; 0 for a free one")
+                 "name of the job, the same on all hosts; ranks with another name can't join, and restarts resume only "
+                 "this job's checkpoints. Default: a new one");
+  app.add_option(both("--master-addr"), options.master_addr,
+                 "address of rank 0's store, without the port. Default: 127.0.0.1");
+  app.add_option(both("--master-port"), options.master_port, "port of rank 0's store; 0: a free one")
       ->check(in_range(0, kMaxPort));
   app.add_option("--interface", options.job.interface,
-                 "network interface, such as eth0, over which ranks exchange data. Default: that of the way to rank 0; "
-                 "NCCL's is loopback on one host, else its own choice. Beyond loopback "
-                 "ranks need DUET_SECRET_FILE or DUET_SECRET, the same on all hosts");
+                 "network interface over which ranks exchange data, such as eth0; beyond loopback set DUET_SECRET_FILE "
+                 "or DUET_SECRET on all hosts. Default: the way to rank 0");
   add_port_range(app, both("--port-range"), options.job.port_range);
-  app.add_flag("--standalone", options.standalone, "one host, its loopback and a free port: the default");
+  app.add_flag("--standalone", options.standalone, "run on one host, over loopback and a free port (the default)");
 }
 
 }  // namespace
@@ -157,23 +156,21 @@ Endpoint endpoint_of(const LaunchOptions& options) {
 void add_elastic(CLI::App& app, ddp::LaunchOptions& job, std::string (*names)(const std::string&)) {
   app.add_flag(
       "--elastic", job.elastic,
-      "replace a rank that is lost and do the step in flight again: the job ends with the same bits, over NCCL "
-      "to rounding (ddp; programs that train with duet's loaders, optimizers and DistributedDataParallel, or with "
-      "LibTorch's in a loop with redo())");
+      "replace a lost rank and repeat the step in flight (ddp); results stay bitwise identical, over NCCL to rounding");
   app.add_option(names("--min-ranks"), job.min_ranks,
-                 "the ranks of an elastic job that are left after a loss go on at once where they are so many or more; "
-                 "a lost one joins them again between two steps; 0: they wait for it")
+                 "minimum number of ranks: if at least N survive a failure, continue without the lost rank; 0 waits "
+                 "for its replacement")
       ->check(in_range(0));
   app.add_option("--spares", job.spares,
-                 "processes of an elastic job that wait at their first batch to take the part of a lost rank at once")
+                 "number of additional processes of an elastic job that wait to replace a lost rank at once")
       ->check(in_range(0));
   app.add_option(names("--max-failures"), job.max_failures,
-                 "so many losses without 100 steps between any two end an elastic job with the next")
+                 "number of failures, with less than 100 steps between them, after which one more ends an elastic job")
       ->check(in_range(0));
   add_seconds(app, names("--replace-timeout"), job.replace_timeout, 0.001,
-              "seconds after a loss within which all ranks of an elastic job must have come together again");
+              "seconds after a failure within which all ranks of an elastic job must have connected again");
   add_seconds(app, names("--stop-limit"), job.stop_limit, 0,
-              "seconds that a rank may be stopped (SIGSTOP) before the job ends, or an elastic one replaces it");
+              "seconds that a rank may be stopped (SIGSTOP) before the job ends, or replaces it if elastic");
 }
 
 void add_launch(CLI::App& app, LaunchOptions& options) {
@@ -182,46 +179,46 @@ void add_launch(CLI::App& app, LaunchOptions& options) {
       "schedulers send before a time limit, reach the ranks; the job continues unless a rank ends by them.");
   app.add_option_function<std::string>(
          both("-n,--nproc,--nproc-per-node"), [&](const std::string& text) { options.job.ranks = count_of(text); },
-         "number of processes (ranks) on this host, or cpu: one for each core, gpu: one for each GPU, auto: gpu where "
-         "there are any, else cpu")
+         "number of processes (ranks) on this host, or one per core (cpu), per GPU (gpu), or per GPU if there is one, "
+         "else per core (auto)")
       ->check(Check([](const std::string&) { return std::string(); }, one_of(kCounts).get_description()))
       ->default_str(std::to_string(options.job.ranks));
   app.add_option_function<std::string>(
          "--nnodes", [&](const std::string& text) { take_hosts(text, options); },
-         "number of hosts, each with a duet launch of the same -n; or MIN:MAX: an elastic job starts on MAX hosts and "
-         "continues as long as MIN are left")
+         "number of hosts, each with a duet launch of the same -n; MIN:MAX: an elastic job starts on MAX hosts and "
+         "continues while MIN are left")
       ->default_str(std::to_string(options.job.nodes));
   const CLI::Option* const node_rank =
-      app.add_option(both("--node-rank"), options.job.node_rank, "which of them this is, from 0");
+      app.add_option(both("--node-rank"), options.job.node_rank, "number of this host, from 0");
   app.callback([&options, node_rank] {
     options.node_rank_given = node_rank->count() > 0;
     if (options.least_nodes < options.job.nodes && options.job.min_ranks == 0)
       options.job.min_ranks = options.least_nodes * options.job.ranks;
   });
   add_meeting(app, options);
-  app.add_option(both("--max-restarts"), options.job.max_restarts,
-                 "how often a failed job is restarted (one host only); duet train then goes on from its --checkpoint")
+  app.add_option(
+         both("--max-restarts"), options.job.max_restarts,
+         "number of times to restart a failed job (one host only); duet train then resumes from its --checkpoint")
       ->check(in_range(0));
   add_elastic(app, options.job, both);
   app.add_option(both("--log-dir"), options.job.log_folder,
-                 "folder; every job gets one in it with attempt_A/rank_R/{stdout.log,stderr.log,error.json}");
+                 "directory for log files; each job adds one with attempt_A/rank_R/{stdout.log,stderr.log,error.json}");
   app.add_option(
       "-r,--redirects", options.redirects,
-      "what goes into these files only: 0 nothing, 1 stdout, 2 stderr, 3 both, or RANK:NUMBER,... Default: 0");
-  app.add_option("-t,--tee", options.tee,
-                 "what goes into these files and, after \"[rank R] \", to the terminal: as above. Default: 0");
+      "streams that go to log files only: 0 none, 1 stdout, 2 stderr, 3 both, or RANK:NUMBER,... Default: 0");
+  app.add_option(
+      "-t,--tee", options.tee,
+      "streams that go to log files and, after \"[rank R] \", to the terminal; numbers as for --redirects. Default: 0");
   app.add_flag_callback(
-      both("--no-python"), [] {}, "changes nothing: a program is always run as it is, without Python");
-  app.add_flag(both("--no-pin"), options.no_pin,
-               "leave every rank all cores; by default each gets an equal share, its own where there are enough");
+      both("--no-python"), [] {}, "accepted as in torchrun, without effect: programs run as they are, without Python");
+  app.add_flag(both("--no-pin"), options.no_pin, "let every rank use all cores, not only an equal share");
   add_seconds(app, both("--rdzv-timeout"), options.job.join_timeout, 0.001,
-              "seconds that ranks wait for each other before they name those that have not come");
+              "seconds that ranks wait for each other before they fail and name the missing ones");
   add_seconds(app, "--timeout", options.job.timeout, 0.001,
-              "seconds that one collective may take before it fails and names the ranks that it waits for; never "
-              "less than ten times the median of a rank's last 15 steps");
+              "seconds that one collective may take before it fails and names the missing ranks");
   add_seconds(app, "--grace", options.job.grace, 0, "seconds from SIGTERM to SIGKILL when a job is ended");
   app.add_flag("--verbose", options.job.verbose,
-               "also print each rank's cores and folder, and who has joined from where");
+               "also print each rank's cores and directory, and who joined from where");
   app.add_option("command", options.job.command, "program and its arguments, after --")
       ->default_str("")
       ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);

@@ -25,11 +25,14 @@ namespace duet::cli {
 namespace {
 
 constexpr const char* kAbout =
-    "duet: data-parallel training without Python. Trains a network alone, by the tutorial's own gradient "
-    "averaging, by DataParallel and by DistributedDataParallel, and reports how fast each was and whether all ended "
-    "with the same bits.";
+    "Data-parallel training without Python: trains a network on one device, by the tutorial's gradient averaging, by "
+    "DataParallel and by DistributedDataParallel, and reports their speed and whether their results are bitwise "
+    "identical.";
 
 constexpr const char* kJson = "--json";
+constexpr const char* kBriefly = "briefly";  // what -h reads, and --help does not
+constexpr const char* kHelp = "-h{briefly},--help";
+constexpr const char* kAboutHelp = "print help, in short (-h) or in full (--help), and exit";
 constexpr std::array kCollectives = {"all_reduce", "all_gather", "broadcast", "reduce_scatter", "all_to_all"};
 
 bool is_option(const std::string& argument) { return argument.size() > 1 && argument[0] == '-'; }
@@ -65,6 +68,18 @@ CLI::App& innermost(CLI::App& app) {
   return *used;
 }
 
+/// Whether -h asked for help, and --help did not.
+bool asks_briefly(CLI::App& app) {
+  std::vector<std::string> given;
+  for (CLI::App* used = &app; used != nullptr;) {
+    const auto results = used->get_help_ptr()->results();
+    given.insert(given.end(), results.begin(), results.end());
+    const auto below = used->get_subcommands();
+    used = below.empty() ? nullptr : below.front();
+  }
+  return !given.empty() && std::all_of(given.begin(), given.end(), [](const auto& word) { return word == kBriefly; });
+}
+
 /// ", did you mean --epochs?" after a failed parse that left an option over; empty where no known one is near.
 std::string hint_for_unknown_option(CLI::App& app) {
   std::vector<std::string> known;
@@ -78,18 +93,17 @@ std::string hint_for_unknown_option(CLI::App& app) {
 /// Adds --json, which means the same in every command (see train/system/files.h). `what` names the contents of the
 /// JSON.
 void add_json(CLI::App& app, std::string& json, const std::string& what) {
-  app.add_option(
-         kJson, json,
-         what +
-             " as JSON, in FILE; without FILE, or with -, on the standard output, and all other text on standard error")
+  app.add_option(kJson, json,
+                 concat("write ", what,
+                        " as JSON to FILE; without FILE, or with -, to stdout (other text then goes to stderr)"))
       ->type_name("[FILE]");
 }
 
 /// Adds --config, which parse() reads.
 void add_config(CLI::App& app, std::string& file) {
   app.add_option("--config", file,
-                 "TOML file with lines KEY = VALUE, each an option of this command without its dashes, and for a flag "
-                 "true or false; what the command line says, too, counts in its place")
+                 "TOML file with lines KEY = VALUE, each an option of this command without its dashes; flags are true "
+                 "or false. The command line wins")
       ->default_str("")
       ->configurable(false);
 }
@@ -158,7 +172,8 @@ void add_counts(CLI::App& app, const char* option, std::vector<int>& values, con
 }
 
 void add_scaling(CLI::App& app, std::string& scaling) {
-  app.add_option("--scaling", scaling, "strong: that batch is divided among the devices; weak: each has one")
+  app.add_option("--scaling", scaling,
+                 "divide a batch among the devices (strong), or give each device a whole one (weak)")
       ->check(one_of({"strong", "weak"}));
 }
 
@@ -167,14 +182,13 @@ void take_last(CLI::App& app) { app.option_defaults()->multi_option_policy(CLI::
 
 void add_compare(CLI::App& app, CompareOptions& options) {
   add_list<Mode>(app, "--modes", options.modes, Entries::distinct, one_of({"single", "averaging", "dp", "ddp"}),
-                 mode_of, "single,averaging,dp,ddp", "what to compare, separated by commas");
+                 mode_of, "single,averaging,dp,ddp", "modes to compare, separated by commas");
   add_counts(app, "--devices", options.devices, "1,2,4,8 up to the cores or GPUs",
              "numbers of devices, separated by commas, or 1..8 for 1, 2, 4 and 8");
-  add_list<std::string>(
-      app, "--backend", options.backends, Entries::distinct, one_of(backend_names()), same, "auto",
-      "what carries the ranks' collectives in averaging and ddp: see duet train --help; of several, separated "
-      "by commas, each gets rows of ddp, and averaging runs over the first");
-  app.add_option("--batch", options.batch, "images of a batch, of networks for colour images 32 by default")
+  add_list<std::string>(app, "--backend", options.backends, Entries::distinct, one_of(backend_names()), same, "auto",
+                        "transport of collectives in averaging and ddp; several, separated by commas, each get rows of "
+                        "ddp, and averaging uses the first");
+  app.add_option("--batch", options.batch, "number of images in a batch; networks for colour images default to 32")
       ->check([](const std::string& text) {
         return text.find(',') == std::string::npos
                    ? in_range(1)(text)
@@ -182,70 +196,62 @@ void add_compare(CLI::App& app, CompareOptions& options) {
       });
   add_scaling(app, options.scaling);
   add_training(app, options);
-  app.add_option(
-         "--time-budget", options.time_budget_s,
-         "seconds for rounds that time all cells against each other after they have learnt; fewer are used once "
-         "every speed-up is known to 1 %; 0: no rounds, and so no intervals")
+  app.add_option("--time-budget", options.time_budget_s,
+                 "seconds for rounds that time all cells against each other; fewer if every speed-up is known to 1 %. "
+                 "0: no rounds, and so no intervals")
       ->check(in_range(0, 1e6));
   const auto refuse = [](const std::string&) { throw CLI::ValidationError("--repeats was replaced by --time-budget"); };
   app.add_option_function<std::string>("--repeats", refuse)->group("");
-  app.add_option("--out", options.out, "folder for index.html, results.json and results.csv");
-  app.add_option(
-      "--share", options.share,
-      "new or empty folder for results to send to others: results.json, index.html, info.json (machine and "
-      "versions) and command.txt, without the names of user and host, and of paths with the last part alone");
-  app.add_flag("--wide", options.wide, "print all rows, columns and sentences in place of the first screen");
+  app.add_option("--out", options.out, "directory for index.html, results.json and results.csv");
+  app.add_option("--share", options.share,
+                 "new or empty directory with results to send to others, without the names of user and host");
+  app.add_flag("--wide", options.wide, "print all rows, columns and sentences, not only one screen");
   app.add_flag("--tutorial", options.tutorial,
-               "print the tutorials' line for every number of devices of averaging, too");
-  app.add_option(
-      "--vs-torch", options.vs_torch,
-      "a Python that has PyTorch, and torchvision for its networks; its step of the same network, as it comes and "
-      "tuned "
-      "(channels_last), runs in the same rounds, and so do LibTorch's from C++ with duet's DistributedDataParallel or "
-      "averaged gradients, where duet was built with LibTorch, and PyTorch's ddp over the backend duet, where that "
-      "Python has duet_torch");
-  add_json(app, options.json, "the same as results.json");
+               "also print the tutorials' line for each number of devices of averaging");
+  app.add_option("--vs-torch", options.vs_torch,
+                 "Python that has PyTorch (and torchvision), whose steps are timed in the same rounds; LibTorch's are "
+                 "timed, too, if duet was built with it");
+  add_json(app, options.json, "results.json");
 }
 
 void add_show(CLI::App& app, ShowOptions& options) {
-  app.add_option("a", options.a,
-                 "results.json, or the folder of duet compare --share or --out that holds it; alone: what duet compare "
-                 "printed of it, again")
+  app.add_option("a", options.a, "results.json, or its directory; alone: prints again the output of duet compare")
       ->type_name("FILE");
   app.add_option("b", options.b,
-                 "another: both side by side, each mode with its step, its speed-up and B/A: samples a second of B for "
-                 "each of A. Its 95 % interval is that of two independent medians over rounds (MOVER), on their "
-                 "logarithms")
+                 "second results.json or directory: prints both side by side, with B's samples per second for each of "
+                 "A and their 95 % interval")
       ->type_name("FILE");
-  app.add_flag("--wide", options.wide, "of one: all rows, columns and sentences in place of the first screen");
-  app.add_flag("--tutorial", options.tutorial, "of one: the tutorials' lines, too");
-  add_json(app, options.json, "of two: what both have and where they differ");
+  app.add_flag("--wide", options.wide, "print all rows, columns and sentences of one comparison, not only one screen");
+  app.add_flag("--tutorial", options.tutorial, "also print the tutorials' lines of one comparison");
+  add_json(app, options.json, "the comparison of two results");
 }
 
 void add_predict(CLI::App& app, PredictOptions& options) {
-  app.add_option("results", options.results, "results.json of a comparison that has fitted a model, or its folder")
+  app.add_option("results", options.results, "results.json of a comparison with a cost model, or its directory")
       ->type_name("FILE");
   add_counts(app, "--devices", options.devices, "1..8",
-             "devices of one host: numbers separated by commas, or 1..8 for 1, 2, 4 and 8");
-  add_counts(app, "--hosts", options.hosts, "1", "hosts, each with the most of these devices: as --devices");
+             "numbers of devices per host, separated by commas, or 1..8 for 1, 2, 4 and 8");
+  add_counts(app, "--hosts", options.hosts, "1",
+             "numbers of hosts, written as for --devices; each host has the most devices");
   app.add_option("--link", options.link,
-                 "what connects the hosts, where there are several, else the devices: see --links; default: this "
+                 "link between hosts, or between devices of a single host; --links lists the names. Default: this "
                  "machine's link as measured")
       ->check(one_of(link_names()));
-  app.add_option("--latency-us", options.latency_us, "of a link without a name: microseconds of one message")
+  app.add_option("--latency-us", options.latency_us, "latency of a custom link: microseconds per message")
       ->check(in_range(0));
-  app.add_option("--gbit", options.gbit, "of a link without a name: 10^9 bits of payload a second, in each direction")
+  app.add_option("--gbit", options.gbit,
+                 "bandwidth of a custom link: 10^9 bits of payload per second in each direction")
       ->check(in_range(1e-6));
-  app.add_option("--algorithm", options.algorithm, "of the all-reduces over that link; default: the link's own")
+  app.add_option("--algorithm", options.algorithm, "algorithm of all-reduces over the link; default: the link's own")
       ->check(one_of({"ring", "tree", "recursive_doubling", "direct"}));
   add_list<Mode>(app, "--mode", options.modes, Entries::distinct, one_of({"ddp", "dp", "averaging"}), mode_of,
-                 "all that were measured", "what to predict, separated by commas");
-  app.add_option("--batch", options.batch, "rows of a batch; 0: as measured")->check(in_range(0, 1e15));
+                 "all that were measured", "modes to predict, separated by commas");
+  app.add_option("--batch", options.batch, "number of samples in a batch; 0: as measured")->check(in_range(0, 1e15));
   add_scaling(app, options.scaling);
   add_json(app, options.json, "the table");
-  app.add_option("--out", options.out, "file for a page with pictures: .html");
+  app.add_option("--out", options.out, "file for a page with charts, NAME.html");
   app.add_flag("--links", options.links,
-               "print the links that have names and those that FILE has measured, with figures and sources, and end");
+               "print the named links and those measured in FILE, with figures and sources, and exit");
 }
 
 constexpr std::array kDTypes = {DType::f32, DType::f16, DType::bf16, DType::f64, DType::i32, DType::i64, DType::u8};
@@ -255,36 +261,35 @@ void add_collective(CLI::App& app, CollectiveOptions& options, bool all_reduce) 
   if (all_reduce) algorithms.insert(algorithms.end(), {"naive_ring", "chunked_ring", "recursive_doubling"});
   app.add_option("--devices", options.devices, "number of ranks")->check(one_count());
   add_choice(app, "--device", options.device, std::array{DeviceKind::cpu, DeviceKind::cuda},
-             "where the buffers lie: cpu, the host's memory, or cuda, a GPU for every rank (or several to a GPU)");
+             "memory of the buffers: the host's (cpu), or a GPU for each rank, shared if there are too few (cuda)");
   add_choice(app, "--dtype", options.dtype, kDTypes, "type of the elements");
-  app.add_option("--workers", options.workers, "what a rank is: a process, or a thread (with all ranks in one process)")
+  app.add_option("--workers", options.workers, "run each rank as a process, or as a thread of one process")
       ->check(one_of({"process", "thread"}));
   add_list<std::string>(app, "--backend", options.backends, Entries::any, one_of(backend_names()), same, "auto",
-                        "what carries them: shm, tcp, gloo, mpi (under mpirun), nccl (--device cuda), memory "
-                        "(--workers thread), or auto for the best one; "
-                        "several, separated by commas, are compared");
-  add_list<std::string>(
-      app, "--algorithm", options.algorithms, Entries::any, one_of(algorithms), same, "library",
-      "library: the backend's own; all_reduce also by messages: naive_ring (the tutorial's), chunked_ring, "
-      "recursive_doubling; several are compared");
+                        "transport of the collective: mpi needs mpirun, nccl --device cuda, memory --workers thread; "
+                        "auto takes the best. Several, separated by commas, are compared");
+  add_list<std::string>(app, "--algorithm", options.algorithms, Entries::any, one_of(algorithms), same, "library",
+                        "algorithm: the backend's own (library), or for all_reduce also one made of messages; several, "
+                        "separated by commas, are compared");
   const auto size = [&](const char* name, std::int64_t& bytes, const char* text) {
     app.add_option(name, bytes, text)->transform(CLI::AsSizeValue(false));
   };
   size("-b,--min-bytes", options.min_bytes,
-       "first size: bytes of a rank's longer buffer; K, M and G are 1024's powers");
-  size("-e,--max-bytes", options.max_bytes, "last size");
-  app.add_option("-f,--factor", options.factor, "from one size to the next")->check(in_range(2));
-  app.add_option("-n,--iterations", options.iterations, "timed calls of every size")->check(in_range(1));
-  app.add_option("-w,--warm-up", options.warm_up, "calls before them")->check(in_range(0));
-  app.add_option("-c,--check", options.check, "1: count wrong elements of one more call; 0: do not")
+       "smallest size: bytes of a rank's longer buffer; K, M and G are powers of 1024");
+  size("-e,--max-bytes", options.max_bytes, "largest size, in the same units");
+  app.add_option("-f,--factor", options.factor, "factor from one size to the next")->check(in_range(2));
+  app.add_option("-n,--iterations", options.iterations, "number of timed calls per size")->check(in_range(1));
+  app.add_option("-w,--warm-up", options.warm_up, "number of calls before the timed ones")->check(in_range(0));
+  app.add_option("-c,--check", options.check, "count wrong elements of one more call (1), or don't (0)")
       ->check(in_range(0, 1));
   add_json(app, options.json, "all rows");
-  app.add_option("--html", options.html, "file for a page with the pictures of time and bus bandwidth");
+  app.add_option("--html", options.html, "file for a page with charts of time and bus bandwidth");
 }
 
 void add_collectives(CLI::App& bench, CollectiveOptions& options) {
   for (const char* name : kCollectives) {
-    CLI::App* app = bench.add_subcommand(name, concat("time ", name, " among ranks, in the columns of nccl-tests"));
+    CLI::App* app = bench.add_subcommand(name, concat("Time ", name, " among ranks, in the columns of nccl-tests"));
+    app->set_help_flag(kHelp, kAboutHelp);
     app->callback([&options, name] { options.collective = name; });
     add_collective(*app, options, name == std::string("all_reduce"));
   }
@@ -322,20 +327,25 @@ struct CommandLine {
   InfoOptions info;
 
  private:
-  CLI::App* add(const char* name, const char* about) { return app.add_subcommand(name, about); }
+  CLI::App* add(const char* name, const char* about) {
+    CLI::App* const below = app.add_subcommand(name, about);
+    below->set_help_flag(kHelp, kAboutHelp);
+    return below;
+  }
 };
 
 CommandLine::CommandLine()
-    : compare_app(add("compare", "train in all modes on several devices; table and report")),
-      show_app(add("show", "a comparison's results, or two side by side, of two machines or two versions")),
-      predict_app(add("predict", "other numbers of devices and links, from a comparison's cost model")),
-      train_app(add("train", "train once, in one mode")),
-      launch_app(add("launch", "start N ranks of a program: duet launch -n N -- PROGRAM ARGS")),
-      bench_app(add("bench", "time collectives among processes")),
-      info_app(add("info", "devices, cores, instruction sets, versions, what was built in")) {
+    : compare_app(add("compare", "Train in all modes, compare them and write a report")),
+      show_app(add("show", "Print a comparison's results, or two side by side")),
+      predict_app(add("predict", "Predict other numbers of devices and links")),
+      train_app(add("train", "Train once, in one mode")),
+      launch_app(add("launch", "Start N ranks: duet launch -n N -- PROGRAM ARGS")),
+      bench_app(add("bench", "Time collectives among processes")),
+      info_app(add("info", "Print devices, instruction sets and library versions")) {
+  app.set_help_flag(kHelp, kAboutHelp);
   app.set_version_flag("--version", "duet " DUET_VERSION);
   app.require_subcommand(1);
-  app.footer("duet help COMMAND, or duet COMMAND --help, describes a command.");
+  app.footer("duet COMMAND -h describes a command, duet COMMAND --help (or duet help COMMAND) all of its options.");
   for (CLI::App* const one : {compare_app, show_app, predict_app, train_app, launch_app, bench_app}) take_last(*one);
   for (CLI::App* const one : {compare_app, predict_app, train_app, bench_app, launch_app})
     one->option_defaults()->always_capture_default();
@@ -345,8 +355,9 @@ CommandLine::CommandLine()
   add_predict(*predict_app, predict);
   add_train(*train_app, train);
   add_launch(*launch_app, launch);
+  bench_app->footer("duet bench COLLECTIVE --help lists all options.");
   add_collectives(*bench_app, collective);
-  add_json(*info_app, info.json, "the same");
+  add_json(*info_app, info.json, "the same facts");
   for (CLI::App* const one : {compare_app, predict_app, train_app, launch_app}) add_config(*one, config);
   for (CLI::App* const one : bench_app->get_subcommands({})) add_config(*one, config);
 }
@@ -362,7 +373,7 @@ std::optional<Printed> CommandLine::read(const std::vector<std::string>& argumen
     std::reverse(reversed.begin(), reversed.end());
     app.parse(reversed);
   } catch (const CLI::CallForHelp&) {
-    arrange_help(app);  // here alone: every rank parses, and none prints help
+    arrange_help(app, asks_briefly(app));  // here alone: every rank parses, and none prints help
     return Printed{app.help()};
   } catch (const CLI::CallForVersion& version) {
     return Printed{std::string(version.what()) + "\n"};

@@ -55,85 +55,72 @@ std::string input_error(const std::string& text) {
 template <class Visitor>
 void network_options(const Visitor& option) {
   option("--model", &Training::model, model_check(),
-         "network: simple_cnn or linear (one 784 to 10 layer), for MNIST; or one of torchvision's, for colour images; "
-         "or FILE.so, a shared object with a network of one's own (lib/nn/network_module.h); or FILE.pt, TorchScript");
+         "network to train: a built-in name, FILE.so (a compiled network of your own) or FILE.pt (TorchScript); "
+         "simple_cnn and linear take MNIST, the others colour images");
   option("--input", &Training::input, Check(input_error, ""),
-         "FILE.pt: channels, rows and columns of the images that it takes; default 3x224x224");
+         "channels, rows and columns of the images that FILE.pt takes; default 3x224x224");
   option("--image-size", &Training::image_size, in_range(0, 4096),
-         "colour images: rows and columns to which they are cropped, resized or drawn; 0: the network's own, 224");
+         "rows and columns to which colour images are cropped, resized or generated; 0: the network's own, 224");
   option("--classes", &Training::classes, in_range(0, 1e6),
-         "outputs of the network; 0: as FILE.so says, else as many as the data has classes");
+         "number of outputs of the network; 0: as FILE.so declares, else one for each class of the data");
   option("--stem", &Training::stem, one_of({"imagenet", "cifar"}),
-         "resnet: imagenet (first convolution 7x7 with stride 2, then a pool), or cifar (3x3 with stride 1 and no "
-         "pool, for images of 32x32 or so)");
+         "first layers of a ResNet: a 7x7 convolution with stride 2 and a pool (imagenet), or a 3x3 one without a pool "
+         "for images of about 32x32 (cifar)");
   option("--sync-bn", &Training::sync_bn,
-         "batch norm over the batches of all devices (CPU devices; not averaging), so that any number of them ends "
-         "with the same bits; otherwise each device has statistics of its own images, as in PyTorch");
+         "compute batch norm over the batches of all devices, so that any number of them gives bitwise identical "
+         "results (CPU devices; not averaging)");
   option("--device", &Training::device,
-         "kind of device; where --devices outnumber the GPUs they are logical ones that share them");
+         "kind of device; logical devices share the GPUs if --devices exceeds their number");
   option("--precision", &Training::precision,
-         "arithmetic of convolutions and linear layers: fp32; on cuda also tf32, or bf16, which is no faster than tf32 "
-         "today; on CPUs with AVX512-BF16 or AMX also bf16, of convolutions without a pool behind them, which a "
-         "network must have; sums are fp32 in all");
+         "arithmetic of convolutions and linear layers; tf32 needs cuda, bf16 needs cuda or a CPU with AVX512-BF16 or "
+         "AMX");
   option("--deterministic", &Training::deterministic,
-         "cuda: the same convolution algorithms in every run; otherwise the fastest are found by timing them");
+         "use the same convolution algorithms in every run (cuda); otherwise the fastest are found by timing them");
   option("--graph", &Training::graph, one_of({"auto", "on", "off"}),
-         "cuda: steps recorded as CUDA graphs and replayed, on or off; auto: of MNIST's networks with sgd, in modes "
-         "single and dp, and where ranks (ddp) are connected by nccl and not elastic; one process then goes on with "
-         "plain steps if a recording fails");
+         "record steps as CUDA graphs and replay them; auto: if network, optimizer, mode and backend allow it");
   option("--graph-steps", &Training::graph_steps, in_range(0, 1024),
-         "cuda: steps that one graph holds, as far as they are alike and no loss is due between them; 0: up to 8, as "
-         "many as fit between two readings of the loss");
+         "maximum number of steps in one CUDA graph; 0: up to 8, as many as fit between two readings of the loss");
   option("--workers", &Training::workers, one_of({"process", "thread"}),
-         "what a rank of averaging and ddp is: a process, or a thread (with all ranks in one process, and the same "
-         "bits; CPU devices)");
+         "run each rank as a process, or as a thread of one process (CPU devices; bitwise identical results)");
   option("--threads-per-device", &Training::threads_per_device, in_range(1, 1024),
-         "threads of one CPU device, each pinned to a core");
+         "threads of each CPU device, each pinned to a core");
 }
 
 /// Calls option() as network_options() does, for every option of a training.
 template <class Visitor>
 void training_options(const Visitor& option) {
   network_options(option);
-  option(
-      "--data", &Training::data,
-      "for MNIST's networks a folder with its four files (.gz or not), in it or in its sub-folder mnist; default: "
-      "$DUET_DATA, ./data, ~/.cache/duet, else drawn digits. For colour images a folder with train and val, each with "
-      "a folder of JPEG or PNG files for each class (random crops and flips for training); default: drawn images. "
-      "'synthetic' draws either, with :classes=100,size=64,train=10000,test=1000,seed=0 behind it such images");
+  option("--data", &Training::data,
+         "directory with MNIST's files, or with train and val, each a directory of images per class; 'synthetic' "
+         "generates images. Default: MNIST if found, else generated digits");
   option("--loader-workers", &Training::loader_workers, in_range(0, 1024),
-         "threads of each process that make batches ahead; 0: the training thread makes each when it is due");
+         "threads per process that load batches ahead; 0: the training thread loads each when it's due");
   option("--skip-broken", &Training::skip_broken,
-         "folder of images: in place of a file that cannot be decoded take the next one of its class, and warn; "
-         "otherwise it is an error");
+         "replace an image file that can't be decoded by the next one of its class, and warn; otherwise it raises an "
+         "error");
   option("--blocks", &Training::blocks, one_of({"0", "8", "16", "32"}),
-         "CPU devices: blocks of each batch, 8, 16 or 32, of which devices have whole ones; runs with as many blocks "
-         "end with the same bits on any number of devices up to that; with more of them 3, 5, 6 or 7 devices share the "
-         "work more evenly. 0: 8 where all numbers of devices divide that, else 32");
+         "blocks per batch (CPU devices): equal blocks give bitwise identical results on any number of devices; 0: 8 "
+         "if all numbers of devices divide it, else 32");
   option("--lr", &Training::lr, in_range(0), "learning rate");
   option("--momentum", &Training::momentum, in_range(0), "momentum of SGD, 0 to below 1");
   option("--seed", &Training::seed, Check(seed_error, ""), "seed of weights, order of images and dropout");
-  option("--compat", &Training::compat,
-         "'torch': PyTorch's own draws, sampler order and 1/W scaling in place of duet's rules (then 1, 2 and 4 "
-         "devices no longer end with the same bits)");
-  option("--check-finite", &Training::check_finite,
-         "end with an error that names step, operator and parameter when an image, a parameter, a result or a gradient "
-         "is infinite or not a number, or an operator drops the batch's stamp before a dropout; a step then takes "
-         "about a third longer");
   option(
-      "--quiet", &Training::quiet,
-      "results, warnings and errors only: no progress, no colours, and duet train tells no network, data and devices");
-  option("--optimizer", &Training::optimizer, one_of({"sgd", "adam", "adamw"}), "its rules are those of torch.optim");
-  option("--weight-decay", &Training::weight_decay, in_range(0), "of the optimizer; default: 0, of adamw 0.01");
-  option("--download", &Training::download, "fetch MNIST into ~/.cache/duet if it is not found");
-  option("--epochs", &Training::epochs, in_range(1), "passes over the training images");
+      "--compat", &Training::compat,
+      "follow PyTorch's random numbers, sampler order and 1/W scaling; results then depend on the number of devices");
+  option("--check-finite", &Training::check_finite,
+         "stop with an error at the first infinite or NaN image, parameter, result or gradient; a step then takes "
+         "about a third longer");
+  option("--quiet", &Training::quiet, "print only results, warnings and errors");
+  option("--optimizer", &Training::optimizer, one_of({"sgd", "adam", "adamw"}),
+         "optimizer, with the rules of torch.optim");
+  option("--weight-decay", &Training::weight_decay, in_range(0), "weight decay; default 0 (0.01 for adamw)");
+  option("--download", &Training::download, "download MNIST into ~/.cache/duet if it isn't found");
+  option("--epochs", &Training::epochs, in_range(1), "number of passes over the training images");
   option("--train-images", &Training::train_images, in_range(0),
-         "use the first N training images, of a folder N spread evenly over it; 0 for all. duet compare draws no more "
-         "than 10 steps need, unless this or --data is given");
-  option("--test-images", &Training::test_images, in_range(0), "as --train-images, of the test images");
+         "number of training images to use: the first N, or of a directory N spread evenly over it; 0: all");
+  option("--test-images", &Training::test_images, in_range(0), "number of test images to use; 0: all");
   option("--verbose", &Training::verbose,
-         "train: every rank also prints which launcher's variables its rank was read from, and rank 0 who has joined "
-         "from where");
+         "also print who joined from where, and which launcher's variables set each rank (train)");
 }
 
 std::array<DeviceKind, 2> choices(DeviceKind) { return {DeviceKind::cpu, DeviceKind::cuda}; }
@@ -236,8 +223,8 @@ std::vector<ddp::Setting> shared_settings(const Training& training) {
 
 void add_port_range(CLI::App& app, const std::string& names, std::string& ports) {
   app.add_option(names, ports,
-                 "FIRST-LAST, as in 30000-30010: each port on which ranks listen and that nothing else names is one of "
-                 "these; one host's ranks need one each, and the store one. Default: $DUET_PORT_RANGE, else any")
+                 "ports on which ranks listen, as in 30000-30010: one for each rank of the host, and one for the "
+                 "store. Default: $DUET_PORT_RANGE, else any")
       ->check([](const std::string& text) {
         ddp::parse_port_range(text, "--port-range");
         return std::string();
@@ -261,50 +248,47 @@ void add_train(CLI::App& app, TrainOptions& options) {
   add_choice(
       app, "--mode", options.mode, kModes,
       "how devices share the work: averaging is the tutorial's loop, dp DataParallel, ddp DistributedDataParallel");
-  app.add_option("--devices", options.devices, "number of devices (single: 1)")->check(one_count());
-  app.add_option(
-         "--backend", options.backend,
-         "what carries the ranks' collectives in averaging and ddp: shm (memory that one host's ranks share), tcp, "
-         "gloo (TCP as well), mpi (ranks that mpirun or srun has started), nccl (ranks with a GPU each), memory "
-         "(--workers thread), or auto: nccl for GPUs, else shm where it can be had, else tcp")
+  app.add_option("--devices", options.devices, "number of devices; mode single uses 1")->check(one_count());
+  app.add_option("--backend", options.backend,
+                 "transport of collectives in averaging and ddp; auto: nccl for GPUs, else shm if available, else tcp. "
+                 "mpi needs mpirun or srun, memory --workers thread")
       ->check(one_of(backend_names()));
-  app.add_option(
-         "--batch", options.batch,
-         "images of a global batch, whatever the number of devices; of networks for colour images 32 by default")
+  app.add_option("--batch", options.batch,
+                 "number of images in a batch, shared by all devices; networks for colour images default to 32")
       ->check(in_range(1));
   add_training(app, options);
   app.add_option("--timeout", options.timeout_s,
-                 "ddp: seconds that one collective may take before it fails and names the ranks that it waits for; "
-                 "never less than ten times the median of a rank's last 15 steps. Default: the launcher's, 300")
+                 "seconds that a collective of ddp may take before it fails and names the missing ranks; default: the "
+                 "launcher's, 300")
       ->check(in_range(0.001, 8e5))
       ->default_str("");
   add_port_range(app, "--port-range", options.port_range);
   app.add_option("--replicas", options.replicas,
-                 "dp: persistent (every device keeps the parameters and updates its own; CPU devices share "
-                 "them), or per_forward (copied from the first device in every step, as PyTorch does)")
+                 "keep the parameters on every device (persistent), or copy them from the first device in every step "
+                 "as PyTorch does (per_forward); for dp")
       ->check(one_of({"per_forward", "persistent"}));
-  app.add_option("--loss", options.loss, "dp: loss of the gathered output, or in_replica")
+  app.add_option("--loss", options.loss, "compute the loss of dp from the gathered output, or in each replica")
       ->check(one_of({"gathered", "in_replica"}));
   app.add_option("--checkpoint", options.checkpoint,
-                 "folder; a checkpoint is written there after every epoch. A job that duet launch "
-                 "has restarted goes on from its own newest one. Default: the folder of --resume, if that is one");
+                 "directory for a checkpoint after every epoch; a job restarted by duet launch resumes from its "
+                 "newest. Default: the directory of --resume");
   app.add_option("--checkpoint-every", options.checkpoint_every,
-                 "a checkpoint also after every K-th step, counted from the start of the training; 0: none")
+                 "number of steps between further checkpoints, counted from the start of the run; 0: none")
       ->check(in_range(0));
   app.add_option("--resume", options.resume,
-                 "checkpoint file, or folder with checkpoints (the newest is taken), to go on from");
-  app.add_option("--result", options.result, "file for this run's record, JSON, as in results.json");
+                 "checkpoint to resume from: a file, or a directory, whose newest is taken");
+  app.add_option("--result", options.result, "file for this run's record, in JSON, as in results.json");
   app.add_option("--fingerprints", options.fingerprints, "file for one hash of all parameters per step (slow)");
-  app.add_option(
-         "--compare-every", options.compare_every,
-         "ddp: compare hashes of all ranks' parameters in every K-th step, besides every epoch's end; 0: do not")
+  app.add_option("--compare-every", options.compare_every,
+                 "number of steps between comparisons of all ranks' parameters (ddp); 0: only at the end of each epoch")
       ->check(in_range(0));
   add_elastic(app, options.job, [](const std::string& name) { return name; });
   app.add_option("--trace", options.trace,
                  "file for a trace of every step of all ranks and replicas, for ui.perfetto.dev or chrome://tracing");
   app.add_option("--step-times", options.step_times,
-                 "file for the time of every step but the first, in us, a line each");
-  app.add_option("--progress", options.progress, "file that always holds one line: where the training stands");
+                 "file for the time of every step but the first, in us, one per line");
+  app.add_option("--progress", options.progress,
+                 "file that always holds one line: the run's current epoch, step, loss and speed");
   add_parked(app, options);
 }
 
