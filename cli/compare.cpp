@@ -6,8 +6,8 @@
 
 #include "cli/share.h"
 #include "cli/show.h"
+#include "cli/unlikely.h"
 #include "compare/comparison.h"
-#include "compare/report/evidence.h"
 #include "compare/report/report.h"
 #include "lib/backend/backend.h"
 #include "lib/base/text.h"
@@ -62,8 +62,7 @@ int run(const CompareOptions& options, const std::string& command_line) {
   if (!options.share.empty()) require_new_folder(options.share);
   const Machine machine = this_machine();
   const int most = *std::max_element(options.devices.begin(), options.devices.end());
-  if (options.device == DeviceKind::cpu && most * options.threads_per_device > machine.cores)
-    std::fprintf(stderr, "warning: %s\n", shared_cores_text(most, machine.cores).c_str());
+  warn_of_unlikely(options, most);
   Training settings = options;
   std::int64_t parameters = 0;
   {
@@ -79,6 +78,10 @@ int run(const CompareOptions& options, const std::string& command_line) {
   std::fflush(out);
   Results results = run_cells(options, machine, settings);
   results.parameters = parameters;
+  if (results.partial)
+    std::fprintf(
+        stderr, "duet: interrupted by %s: %s\n", signal_text(noted_signal()).c_str(),
+        results.runs.empty() ? "no cell had ended, so there is no report" : "the report has the cells that had ended");
   if (!results.runs.empty()) {
     const ShowSettings show{.wide = options.wide,
                             .tutorial = options.tutorial,

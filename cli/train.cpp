@@ -13,6 +13,7 @@
 #include <string_view>
 #include <vector>
 
+#include "cli/unlikely.h"
 #include "compare/bursts.h"
 #include "ddp/group/compare_ranks.h"
 #include "ddp/group/process_group.h"
@@ -292,6 +293,8 @@ int run(const TrainOptions& options, const std::string&) {
   if (!options.port_range.empty()) setenv(ddp::kPortRangeVariable, options.port_range.c_str(), 1);
   require_available(options.device);
   require_files(options);
+  if (options.progress.empty() && !ddp::is_launched_rank())  // else duet compare, or duet launch, started it
+    warn_of_unlikely(options, options.devices);
   if (options.workers == "thread") {
     require<UsageError>(!ddp::is_launched_rank(),
                         "--workers thread, but a launcher has started this process as a rank");

@@ -21,6 +21,7 @@
 #include "lib/data/mnist/mnist.h"
 #include "lib/data/partitioner.h"
 #include "lib/error.h"
+#include "lib/io/file_format.h"
 #include "lib/nn/network_module.h"
 #include "lib/nn/networks.h"
 #include "lib/ops/losses.h"
@@ -56,6 +57,9 @@ ChosenNetwork network_of_file(const Training& options) {
                       "not ", path);
   const bool script = is_script_file(path);
   require<UsageError>(script || options.input.empty(), "--input is for a TorchScript file, not ", path);
+  const std::string format = script ? "" : describe_file(path);
+  require<UsageError>(format.empty(), "--model: ", path,
+                      ": expected a shared object (FILE.so) or TorchScript (FILE.pt), got ", format);
   const Shape input = with_image_size(options, script_input(options));
   const nn::NetworkModule& file = script ? nn::load_script_network(path, input) : nn::load_network_module(path);
   const Shape sample = with_image_size(options, file.sample_shape);

@@ -114,8 +114,9 @@ std::string marked_speedup(const Results& results, const Run& run) {
   return speedup_text(run) + (above_limit(results, run).empty() ? "" : " !");
 }
 
-std::string shared_cores_text(int devices, int cores) {
-  return concat(count_text(devices), " share ", count_text(cores, "core"), kMeasuresOverhead);
+std::string shared_cores_text(int devices, int cores, int threads) {
+  const std::string all = threads == 1 ? "" : concat(devices * threads, " threads of ");
+  return concat(all, count_text(devices), " share ", count_text(cores, "core"), kMeasuresOverhead);
 }
 
 std::string count_text(int count, const std::string& what) { return concat(count, " ", what, count == 1 ? "" : "s"); }

@@ -334,6 +334,8 @@ TEST_CASE("wrong options are named in one line") {
       {{"bench", "all_reduce", "-b", "2"}, "--min-bytes is 2, expected 4 or more"},
       {{"bench", "all_reduce", "-f", "1"}, "--factor is 1, expected 2 or more"},
       {{"bench", "all_reduce", "-c", "2"}, "--check is 2, expected 0 to 1"},
+      {{"train", "--model", "dir/net.pth"},
+       "--model is dir/net.pth, which isn't a network that duet runs, expected FILE.pt (TorchScript"},
       {{"compare", "--unknown"}, "--unknown"},
   };
   for (const auto& [arguments, expected] : lines) {

@@ -1,5 +1,8 @@
 #include <cmath>
+#include <string>
+#include <vector>
 
+#include "cli/unlikely.h"
 #include "tests/support/catch2.h"
 #include "train/measure/statistics.h"
 #include "train/system/display.h"
@@ -64,4 +67,24 @@ TEST_CASE("floats print as Python prints them") {
   CHECK(python_float(1e16) == "1e+16");
   CHECK(python_float(1.0 / 3) == "0.3333333333333333");
   CHECK(python_float(std::nan("")) == "nan");
+}
+
+TEST_CASE("settings that are hardly meant are warned of") {
+  struct Case {
+    int devices, threads, loaders;
+    double lr;
+    std::string said;
+  };
+  for (const Case& one :
+       {Case{2, 1, 2, 10, ""}, Case{100, 1, 0, 0.01, "100 devices share 2 cores: this measures overhead, not scaling"},
+        Case{1, 8, 0, 0.01, "8 threads of 1 device share 2 cores: this measures overhead, not scaling"},
+        Case{1, 1, 50, 0.01, "--loader-workers is 50, but there are 2 cores: more threads don't load faster"},
+        Case{1, 1, 0, 50, "--lr is 50: with steps that large few networks learn"}}) {
+    TrainOptions options;
+    options.threads_per_device = one.threads;
+    options.loader_workers = one.loaders;
+    options.lr = one.lr;
+    const std::vector<std::string> expected = one.said.empty() ? std::vector<std::string>() : std::vector{one.said};
+    CHECK(unlikely_settings(options, one.devices, 2) == expected);
+  }
 }

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstdlib>
+#include <filesystem>
 #include <limits>
 #include <optional>
 #include <set>
@@ -42,7 +43,15 @@ Check model_check() {
   std::vector<std::string> names;
   for (const nn::NamedNetwork& network : nn::named_networks()) names.push_back(network.name);
   const Check named = one_of(names);
-  const auto why = [named](const std::string& model) { return is_network_file(model) ? "" : named(model); };
+  const auto why = [named](const std::string& model) -> std::string {
+    static const std::set<std::string> weights = {".pth", ".pt2",  ".ckpt",        ".pkl",
+                                                  ".bin", ".onnx", ".safetensors", ".h5"};
+    if (weights.contains(std::filesystem::path(model).extension().string()))
+      return concat("is ", model,
+                    ", which isn't a network that duet runs, expected FILE.pt (TorchScript, written by "
+                    "torch.jit.script(network).save('FILE.pt')), FILE.so or a built-in name");
+    return is_network_file(model) ? "" : named(model);
+  };
   return {why, named.get_description()};
 }
 
