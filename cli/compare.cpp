@@ -71,8 +71,11 @@ int run(const CompareOptions& options, const std::string& command_line) {
     settings.train_images = images.train->size();
     parameters = blank_network(options, images.classes)->parameter_count();
     if (options.wide)
-      std::fprintf(out, "%s\nnetwork: %s\ndata: %s\n", machine_line(options, machine).c_str(),
-                   network_text(options.model, parameters).c_str(), printable(images.description).c_str());
+      std::fputs(
+          for_locale(concat(machine_line(options, machine), "\nnetwork: ", network_text(options.model, parameters),
+                            "\ndata: ", printable(images.description), "\n"))
+              .c_str(),
+          out);
   }
   note_signals();
   std::fflush(out);

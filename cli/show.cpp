@@ -8,12 +8,16 @@
 #include "compare/report/report.h"
 #include "compare/report/scaling.h"
 #include "lib/base/text.h"
+#include "lib/error.h"
 #include "lib/io/folder.h"
 #include "train/options/options.h"
 #include "train/system/files.h"
 
 namespace duet::cli {
 namespace {
+
+/// Prints in the characters that the terminal's locale has.
+void put(std::FILE* out, const std::string& text) { std::fputs(for_locale(text).c_str(), out); }
 
 /// Control characters that others have sent become text.
 void clean(Results& results) {
@@ -40,7 +44,7 @@ void show_again(const ShowOptions& options, TerminalStyle style, std::FILE* out)
 }
 
 void print_execution_times(const Results& results, std::FILE* out) {
-  if (const std::string lines = execution_lines(results); !lines.empty()) std::fprintf(out, "\n%s", lines.c_str());
+  if (const std::string lines = execution_lines(results); !lines.empty()) put(out, "\n" + lines);
 }
 
 /// All rows and columns, and all sentences.
@@ -48,8 +52,8 @@ void print_wide(const Results& results, TerminalStyle style, std::FILE* out) {
   std::fprintf(out, "\n%s", table(results, style).c_str());
   print_execution_times(results, out);
   const auto print = [&](const char* title, const std::vector<std::string>& lines) {
-    if (!lines.empty()) std::fprintf(out, "\n%s\n", bold(title, style).c_str());
-    for (const std::string& line : lines) std::fprintf(out, "  %s\n", line.c_str());
+    if (!lines.empty()) put(out, concat("\n", bold(title, style), "\n"));
+    for (const std::string& line : lines) put(out, concat("  ", line, "\n"));
   };
   print("Findings", findings(results));
   print("What a step loses", overhead_lines(results));
@@ -61,14 +65,14 @@ void print_wide(const Results& results, TerminalStyle style, std::FILE* out) {
 void print_results(const Results& results, const ShowSettings& settings, std::FILE* out) {
   if (settings.wide) {
     print_wide(results, settings.style, out);
-    const char* const folder = settings.out.c_str();
-    if (!settings.out.empty())
-      std::fprintf(out, "\nreport %s/index.html · data %s/results.json, %s/results.csv\n", folder, folder, folder);
+    const std::string& folder = settings.out;
+    if (!folder.empty())
+      put(out, concat("\nreport ", folder, "/index.html · data ", folder, "/results.json, ", folder, "/results.csv\n"));
     return;
   }
   const ScreenOptions screen{
       .columns = terminal_columns(out, kScreenColumns), .style = settings.style, .out = settings.out};
-  std::fprintf(out, "\n%s", first_screen(results, screen).c_str());
+  put(out, "\n" + first_screen(results, screen));
   if (settings.tutorial) print_execution_times(results, out);
 }
 
@@ -83,7 +87,7 @@ int run(const ShowOptions& options, const std::string&) {
   Results a = read_results(results_file(options.a)), b = read_results(results_file(options.b));
   clean(a);
   clean(b);
-  std::fputs(side_by_side(a, b, terminal_columns(out, kScreenColumns), style).c_str(), out);
+  put(out, side_by_side(a, b, terminal_columns(out, kScreenColumns), style));
   write_json(options.json, side_by_side_json(a, b));
   return 0;
 }

@@ -91,7 +91,7 @@ void say_devices(const TrainOptions& options, const std::vector<Device>& devices
 
 void say_inputs(const TrainOptions& options, const Images& images, const nn::Module& network) {
   std::printf("network: %s\n", network_text(options.model, network.parameter_count()).c_str());
-  std::printf("data: %s\n", printable(images.description).c_str());
+  std::printf("data: %s\n", for_locale(printable(images.description)).c_str());
 }
 
 /// 0: as the launcher says.

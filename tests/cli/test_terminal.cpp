@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <cmath>
 #include <string>
 #include <vector>
@@ -67,6 +68,27 @@ TEST_CASE("floats print as Python prints them") {
   CHECK(python_float(1e16) == "1e+16");
   CHECK(python_float(1.0 / 3) == "0.3333333333333333");
   CHECK(python_float(std::nan("")) == "nan");
+}
+
+TEST_CASE("text without UTF-8 is ASCII of the same width") {
+  for (const std::string text : {"a · b", "1.79x ±0.02", "1,217 us ±692", " ▕██  ▏ epoch", "cut…", "über"}) {
+    INFO(text);
+    const std::string plain = ascii(text);
+    CHECK(plain.size() == width(text));
+    CHECK(std::all_of(plain.begin(), plain.end(), [](char c) { return static_cast<unsigned char>(c) < 0x80; }));
+  }
+  CHECK(ascii("duet · 1.79x ±0.02") == "duet - 1.79x+-0.02");
+}
+
+TEST_CASE("the first locale that is set decides on UTF-8") {
+  struct Case {
+    const char *lc_all, *lc_ctype, *lang;
+    bool utf8;
+  };
+  for (const Case& one : {Case{nullptr, nullptr, nullptr, false}, Case{"C", nullptr, "en_US.UTF-8", false},
+                          Case{nullptr, nullptr, "en_US.UTF-8", true}, Case{"", "C.utf8", "C", true},
+                          Case{"POSIX", "C.UTF-8", "C.UTF-8", false}, Case{nullptr, "de_DE.ISO-8859-1", "C", false}})
+    CHECK(takes_utf8(one.lc_all, one.lc_ctype, one.lang) == one.utf8);
 }
 
 TEST_CASE("settings that are hardly meant are warned of") {

@@ -97,15 +97,17 @@ bool has_terminals() {
   return true;
 }
 
-Ran duet_in_terminal(const std::vector<std::string>& arguments) {
+Ran duet_in_terminal(const std::vector<std::string>& arguments, const char* locale, unsigned short columns) {
   const std::vector<char*> argv = command(arguments);
   int terminal = -1;
-  const pid_t child = ::forkpty(&terminal, nullptr, nullptr, nullptr);
+  const winsize size{.ws_row = 24, .ws_col = columns, .ws_xpixel = 0, .ws_ypixel = 0};
+  const pid_t child = ::forkpty(&terminal, nullptr, nullptr, &size);
   if (child < 0) throw std::runtime_error("forkpty failed");
   if (child == 0) {
     ::unsetenv("DUET_STARTED_NS");
     ::unsetenv("NO_COLOR");
     ::setenv("TERM", "xterm", 1);
+    ::setenv("LC_ALL", locale, 1);
     ::execv(argv[0], argv.data());
     ::_exit(127);
   }

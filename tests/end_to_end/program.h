@@ -28,7 +28,8 @@ Ran duet_interrupted(const std::vector<std::string>& arguments, const std::funct
 /// Whether pseudo-terminals can be made here: a container may have no /dev/pts.
 bool has_terminals();
 /// Runs it with a terminal as its standard streams; all that the terminal got is in `out`.
-Ran duet_in_terminal(const std::vector<std::string>& arguments);
+Ran duet_in_terminal(const std::vector<std::string>& arguments, const char* locale = "C.UTF-8",
+                     unsigned short columns = 100);
 
 /// Whether a file matches the pattern.
 bool there(const std::string& pattern);

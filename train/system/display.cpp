@@ -4,6 +4,8 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
+#include <boost/algorithm/string/case_conv.hpp>
 #include <charconv>
 #include <chrono>
 #include <cmath>
@@ -11,6 +13,7 @@
 #include <locale>
 #include <sstream>
 #include <string_view>
+#include <utility>
 
 #include "lib/error.h"
 #include "lib/parse_number.h"
@@ -70,6 +73,41 @@ std::string flush_left(const std::string& text, std::size_t column) {
 
 std::string flush_right(const std::string& text, std::size_t column) {
   return std::string(column - std::min(column, width(text)), ' ') + text;
+}
+
+std::string ascii(const std::string& text) {
+  constexpr std::array<std::pair<std::string_view, const char*>, 7> kSimilar = {
+      {{" ±", "+-"}, {"·", "-"}, {"×", "x"}, {"…", "~"}, {"█", "#"}, {"▕", "["}, {"▏", "]"}}};
+  std::string out;
+  for (std::size_t i = 0; i < text.size();) {
+    const auto known = std::find_if(kSimilar.begin(), kSimilar.end(), [&](const auto& pair) {
+      return text.compare(i, pair.first.size(), pair.first) == 0;
+    });
+    if (known != kSimilar.end()) {
+      out += known->second;
+      i += known->first.size();
+    } else if ((static_cast<unsigned char>(text[i]) & 0x80U) == 0) {
+      out += text[i++];
+    } else {
+      out += '?';
+      while (++i < text.size() && (static_cast<unsigned char>(text[i]) & 0xC0U) == 0x80U) continue;
+    }
+  }
+  return out;
+}
+
+bool takes_utf8(const char* lc_all, const char* lc_ctype, const char* lang) {
+  for (const char* name : {lc_all, lc_ctype, lang}) {  // the first that is set and not empty counts
+    if (name == nullptr || *name == '\0') continue;
+    const std::string locale = boost::algorithm::to_lower_copy(std::string(name), std::locale::classic());
+    return locale.find("utf-8") != std::string::npos || locale.find("utf8") != std::string::npos;
+  }
+  return false;
+}
+
+std::string for_locale(const std::string& text) {
+  static const bool utf8 = takes_utf8(std::getenv("LC_ALL"), std::getenv("LC_CTYPE"), std::getenv("LANG"));
+  return utf8 ? text : ascii(text);
 }
 
 std::string network_text(const std::string& name, std::int64_t parameters) {
@@ -133,7 +171,7 @@ void ProgressLine::show(const std::string& text) {
   if (shown_ && now - last_ < std::chrono::milliseconds(100)) return;
   last_ = now;
   shown_ = true;
-  std::fprintf(stream_, "\r\x1b[K%s", text.c_str());
+  std::fprintf(stream_, "\r\x1b[K%s", for_locale(text).c_str());
   std::fflush(stream_);
 }
 

@@ -32,6 +32,14 @@ std::size_t width(const std::string& text);
 std::string flush_left(const std::string& text, std::size_t column);
 std::string flush_right(const std::string& text, std::size_t column);
 
+/// Replaces the characters of UTF-8 text that duet prints by similar ones of ASCII, and others by "?". The text keeps
+/// its width.
+std::string ascii(const std::string& text);
+/// Whether a locale of these values of LC_ALL, LC_CTYPE and LANG, each of which may be null, has UTF-8.
+bool takes_utf8(const char* lc_all, const char* lc_ctype, const char* lang);
+/// Returns the text, or its ascii() if the locale in this process's environment has no UTF-8.
+std::string for_locale(const std::string& text);
+
 /// Describes a network: "resnet18, 11,181,642 parameters (44.7 MB of gradients)".
 std::string network_text(const std::string& name, std::int64_t parameters);
 
