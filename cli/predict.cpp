@@ -10,6 +10,7 @@
 #include "cli/share.h"
 #include "compare/report/evidence.h"
 #include "compare/report/page/page.h"
+#include "compare/report/report.h"
 #include "compare/report/scaling.h"
 #include "lib/base/text.h"
 #include "lib/error.h"
@@ -177,9 +178,14 @@ int run(const PredictOptions& options, const std::string& command_line) {
   std::fprintf(out, "link: %s\n\n", link.c_str());
   if (!known) std::fprintf(out, "warning: nothing is predicted: %s\n\n", why.c_str());
   const double error = known.value_or(0);
-  for (const auto& line : aligned(table_of(rows, error), {0, 7, 8}))
-    std::fprintf(out, "%s\n", table_line(line).c_str());
-  std::fprintf(out, "\n%s%s\n", missing.c_str(), kCaveat);
+  constexpr int kModeAndDevices = 20;  // columns that each block has
+  const int columns = std::max(kNarrowestScreen, terminal_columns(out, kAnyWidth));
+  auto table = table_of(rows, error);
+  for (auto& line : table)
+    for (std::string& cell : line) cell = cut(cell, static_cast<std::size_t>(columns - kModeAndDevices));
+  table = aligned(table, {0, 7, 8});
+  const std::string lines = blocks_text(table, column_blocks(table, columns, 2));
+  std::fprintf(out, "%s\n%s%s\n", for_locale(lines).c_str(), missing.c_str(), kCaveat);
   for (const std::string& note : results.model_notes) std::fprintf(out, "Of the model: %s.\n", printable(note).c_str());
   if (!options.out.empty()) write_output(options.out, page_of(rows, error, link, command_line));
   write_json(options.json, to_json(rows));

@@ -49,7 +49,7 @@ void print_execution_times(const Results& results, std::FILE* out) {
 
 /// All rows and columns, and all sentences.
 void print_wide(const Results& results, TerminalStyle style, std::FILE* out) {
-  std::fprintf(out, "\n%s", table(results, style).c_str());
+  put(out, "\n" + table(results, style, terminal_columns(out, kAnyWidth)));
   print_execution_times(results, out);
   const auto print = [&](const char* title, const std::vector<std::string>& lines) {
     if (!lines.empty()) put(out, concat("\n", bold(title, style), "\n"));

@@ -155,7 +155,8 @@ class Comparison {
   void show_progress(const std::string& file, const std::string& called) {
     if (::access(file.c_str(), R_OK) != 0) return;
     Progress progress;
-    if (from_line(read_file(file), progress)) show(progress_text(called, progress));
+    if (from_line(read_file(file), progress))
+      show(progress_text(called, progress, terminal_columns(stderr, kAnyWidth), style_.rewrite));
   }
 
   /// The hash of all parameters after every step; empty if the cell failed.

@@ -95,14 +95,16 @@ Progress progress_of(const StepClock& clock, int epoch, int epochs) {
 }
 
 /// Reports the training of this process at most ten times a second: into the file of --progress, as lines on stderr
-/// where the launcher of this rank reads them (kRelayed), else on the terminal's progress line. Not thread safe.
+/// where the launcher of this rank reads them (kRelayed), else on the terminal's progress line, or as a line each 30 s
+/// if stderr is no terminal. Not thread safe.
 class ProgressReporter {
  public:
   /// Only rank 0, the leader, reports.
   ProgressReporter(const TrainOptions& options, bool leader)
       : title_(progress_title(options)),
-        line_(stderr, leader && options.progress.empty() ? terminal_style(stderr, options.quiet) : TerminalStyle{}),
-        relayed_(leader && options.progress.empty() && std::getenv(kRelayed) != nullptr) {
+        relayed_(leader && options.progress.empty() && std::getenv(kRelayed) != nullptr),
+        line_(stderr, leader && options.progress.empty() ? terminal_style(stderr, options.quiet) : TerminalStyle{},
+              leader && options.progress.empty() && !options.quiet && !relayed_ ? kPlainProgress : Clock::duration()) {
     if (leader && !options.progress.empty())
       file_ = Descriptor(::open(options.progress.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0666));
   }
@@ -127,9 +129,9 @@ class ProgressReporter {
 
  private:
   std::string title_;
+  bool relayed_ = false;
   ProgressLine line_;
   Descriptor file_;
-  bool relayed_ = false;
   Clock::time_point last_{};
 };
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 
 #include "lib/error.h"
 
@@ -160,6 +161,42 @@ std::vector<std::vector<std::string>> aligned(std::vector<std::vector<std::strin
       else if (c + 1 < widths.size())
         row[c] = flush_left(row[c], widths[c]);
   return rows;
+}
+
+std::vector<std::vector<std::size_t>> column_blocks(const std::vector<std::vector<std::string>>& rows, int columns,
+                                                    std::size_t repeated) {
+  std::vector<std::size_t> widths(rows.at(0).size(), 0);
+  for (const auto& row : rows)
+    for (std::size_t c = 0; c < row.size(); ++c) widths[c] = std::max(widths[c], width(row[c]) + 2);
+  std::vector<std::size_t> first(std::min(repeated, widths.size()));
+  std::iota(first.begin(), first.end(), std::size_t{0});
+  std::vector<std::vector<std::size_t>> blocks = {first};
+  const auto width_of = [&](const std::vector<std::size_t>& block) {
+    return std::accumulate(block.begin(), block.end(), std::size_t{0},
+                           [&](std::size_t sum, std::size_t c) { return sum + widths[c]; });
+  };
+  for (std::size_t c = first.size(); c < widths.size(); ++c) {
+    const bool fits =
+        width_of(blocks.back()) + widths[c] <= static_cast<std::size_t>(columns) + 1;  // begins with one blank
+    if (!fits && blocks.back().size() > first.size()) blocks.push_back(first);
+    blocks.back().push_back(c);
+  }
+  return blocks;
+}
+
+std::string blocks_text(const std::vector<std::vector<std::string>>& rows,
+                        const std::vector<std::vector<std::size_t>>& blocks) {
+  std::string text;
+  for (const std::vector<std::size_t>& block : blocks) {
+    if (!text.empty()) text += "\n";
+    for (const std::vector<std::string>& row : rows) {
+      std::vector<std::string> cells;
+      for (const std::size_t c : block)
+        if (c < row.size()) cells.push_back(row[c]);
+      text += table_line(cells) + "\n";
+    }
+  }
+  return text;
 }
 
 std::string table_line(const std::vector<std::string>& cells) {

@@ -95,6 +95,12 @@ std::string row_label(const Results& results, const Run& run);
 /// where it is the table's last. Rows can be short.
 std::vector<std::vector<std::string>> aligned(std::vector<std::vector<std::string>> rows,
                                               const std::set<std::size_t>& left);
+/// The columns of aligned() rows in blocks of at most so many characters, each of which has the first `repeated` ones.
+std::vector<std::vector<std::size_t>> column_blocks(const std::vector<std::vector<std::string>>& rows, int columns,
+                                                    std::size_t repeated);
+/// The rows, with these columns in each block, and an empty line between blocks.
+std::string blocks_text(const std::vector<std::vector<std::string>>& rows,
+                        const std::vector<std::vector<std::size_t>>& blocks);
 /// " mode  devices".
 std::string table_line(const std::vector<std::string>& cells);
 

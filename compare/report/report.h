@@ -23,15 +23,15 @@ std::string against_torch(const Results& results);
 /// The run of dp or ddp on several devices whose speed-up has the highest lower end; null where there is none.
 const Run* best_wrapped(const Results& results);
 
-inline constexpr int kScreenLines = 24, kScreenColumns = 100, kNarrowestScreen = 60;
+inline constexpr int kScreenLines = 24, kScreenColumns = 100, kNarrowestScreen = 30;
 
 struct ScreenOptions {
-  int columns = kScreenColumns;  // from 60 to kScreenColumns; narrow screens have fewer columns
+  int columns = kScreenColumns;  // from kNarrowestScreen to kScreenColumns; narrow screens have fewer columns
   TerminalStyle style{};
   std::string out = "out";  // the folder of the report; empty: that is not said
 };
 /// What duet compare prints: lines of at most `columns` characters, at most kScreenLines of them unless that many rows
-/// failed.
+/// failed or fewer than 60 columns need more.
 std::string first_screen(const Results& results, const ScreenOptions& options);
 /// Said below the table of an interrupted comparison.
 inline constexpr const char* kPartial =
@@ -49,8 +49,8 @@ std::vector<std::string> table_row(const Results& results, const Run& run);
 /// With two more, memory and moved bytes of the fullest and the busiest device, where a run was on GPUs.
 std::vector<std::string> table_columns(const Results& results);
 /// The whole table with its header, a line per run. Failed runs say why in place of numbers; parts of a comparison say
-/// that they are.
-std::string table(const Results& results, TerminalStyle style);
+/// that they are. If it's wider than `columns`, its columns come in several blocks, each with modes and devices.
+std::string table(const Results& results, TerminalStyle style, int columns = kAnyWidth);
 /// What the tutorials' programs print of their runs; empty where averaging did not run.
 std::string execution_lines(const Results& results);
 /// The run whose parameters those of `run` should equal: single's, under weak scaling where single trained another

@@ -117,8 +117,12 @@ Lines rows_block(const Results& results, const std::vector<const Run*>& rows, st
   std::size_t name = 4;
   for (const Run* run : rows) name = std::max(name, width(row_label(results, *run)));
   constexpr std::size_t kSpeed = 10, kStep = 10, kSamples = 12, kBits = 11;
-  std::size_t fixed_columns = kIndent + name + 2 + kSpeed + kBits;
-  const bool steps = fixed_columns + kStep + kNarrowestPicture <= columns;
+  name = std::min(name, columns - kIndent - 2 - kSpeed);
+  std::size_t fixed_columns = kIndent + name + 2 + kSpeed;
+  const bool draws = fixed_columns + kNarrowestPicture <= columns;
+  const bool says_bits = fixed_columns + kBits + (draws ? kNarrowestPicture : 0) <= columns;
+  if (says_bits) fixed_columns += kBits;
+  const bool steps = says_bits && fixed_columns + kStep + kNarrowestPicture <= columns;
   if (steps) fixed_columns += kStep;
   const bool samples = fixed_columns + kSamples + kNarrowestPicture + 8 <= columns;
   if (samples) fixed_columns += kSamples;
@@ -127,13 +131,14 @@ Lines rows_block(const Results& results, const std::vector<const Run*>& rows, st
   const std::string indent(kIndent, ' ');
   const auto line = [&](const std::string& title, const std::string& drawn, const std::string& speed,
                         const std::string& step, const std::string& rate, const std::string& bits) {
-    return indent + flush_left(title, name) + "  " + flush_left(drawn, axis.columns) + flush_right(speed, kSpeed) +
-           (steps ? flush_right(step, kStep) : "") + (samples ? flush_right(rate, kSamples) : "") + "  " + bits;
+    return indent + flush_left(title, name) + "  " + (draws ? flush_left(drawn, axis.columns) : "") +
+           flush_right(speed, kSpeed) + (steps ? flush_right(step, kStep) : "") +
+           (samples ? flush_right(rate, kSamples) : "") + (says_bits ? "  " + bits : "");
   };
   Lines lines = {
       bold(cut(line("mode", axis_line(axis), "speed-up", "step", "samples/s", "same bits"), columns), style)};
   for (const Run* run : rows) {
-    const std::string title = row_label(results, *run);
+    const std::string title = cut(row_label(results, *run), name);
     if (!run->ok) {
       lines.push_back(red(cut(concat(indent, flush_left(title, name), "  failed: ", run->error), columns), style));
       continue;
@@ -277,7 +282,9 @@ std::string first_screen(const Results& results, const ScreenOptions& options) {
       below.insert(below.begin(), lines.begin(), lines.end());
   below.insert(below.end(), foot.begin(), foot.end());
   const std::size_t used = above.size() + below.size() + 1;
-  const std::vector<const Run*> rows = rows_for(results, used < kScreenLines ? kScreenLines - used : 0);
+  constexpr std::size_t kFewColumns = 60, kFewestRows = 4;  // sentences of a narrow terminal fill more lines
+  const std::size_t lines = std::max<std::size_t>(kScreenLines, used + (columns < kFewColumns ? kFewestRows : 0));
+  const std::vector<const Run*> rows = rows_for(results, lines - used);
   std::string text;
   for (const Lines& block : {above, rows_block(results, rows, columns, options.style), below})
     for (const std::string& line : block) text += line + "\n";

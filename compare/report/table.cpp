@@ -120,13 +120,32 @@ std::string rate_text(double per_s) {
   return per_s < kFew ? fixed(per_s, 1) : grouped(std::llround(per_s));
 }
 
-std::string table(const Results& results, TerminalStyle style) {
+namespace {
+
+/// Puts mode and devices into one column, and cuts cells that don't fit beside it.
+void make_narrow(const Results& results, std::vector<std::vector<std::string>>& rows, std::size_t columns) {
+  constexpr std::size_t kBetween = 3, kLeast = 6;
+  std::size_t label = 0;
+  for (const Run& run : results.runs) label = std::max(label, width(row_label(results, run)));
+  const std::size_t room = std::max(columns, label + kBetween + kLeast) - label - kBetween;
+  for (std::size_t r = 0; r < rows.size(); ++r) {
+    for (std::string& cell : rows[r]) cell = cut(cell, room);
+    if (r > 0) rows[r][0] = row_label(results, results.runs[r - 1]);
+    rows[r].erase(rows[r].begin() + 1);
+  }
+}
+
+}  // namespace
+
+std::string table(const Results& results, TerminalStyle style, int columns) {
   std::vector<std::vector<std::string>> rows = {table_columns(results)};
   for (const Run& run : results.runs) rows.push_back(table_row(results, run));
+  const auto most = static_cast<std::size_t>(columns);
+  if (width(table_line(aligned(rows, {})[0])) > most) make_narrow(results, rows, most);
   const std::size_t last = rows[0].size() - 1;
   rows = aligned(rows, {0, last});
+  const auto blocks = column_blocks(rows, columns, 1);
   for (std::string& title : rows[0]) title = bold(title, style);
-  std::string out = table_line(rows[0]) + "\n";
   for (std::size_t r = 0; r < results.runs.size(); ++r) {
     std::vector<std::string>& row = rows[r + 1];
     if (!results.runs[r].ok) {
@@ -136,8 +155,8 @@ std::string table(const Results& results, TerminalStyle style) {
     } else if (row[last].starts_with("no")) {
       row[last] = red(row[last], style);
     }
-    out += table_line(row) + "\n";
   }
+  std::string out = blocks_text(rows, blocks);
   if (const std::string note = base_note(results); !note.empty()) out += " " + note + "\n";
   if (results.partial) out += " " + red(kPartial, style) + "\n";
   return out;

@@ -1,9 +1,13 @@
 #include <algorithm>
+#include <chrono>
 #include <cmath>
+#include <cstdio>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "cli/unlikely.h"
+#include "lib/monotonic.h"
 #include "tests/support/catch2.h"
 #include "train/measure/statistics.h"
 #include "train/system/display.h"
@@ -89,6 +93,29 @@ TEST_CASE("the first locale that is set decides on UTF-8") {
                           Case{nullptr, nullptr, "en_US.UTF-8", true}, Case{"", "C.utf8", "C", true},
                           Case{"POSIX", "C.UTF-8", "C.UTF-8", false}, Case{nullptr, "de_DE.ISO-8859-1", "C", false}})
     CHECK(takes_utf8(one.lc_all, one.lc_ctype, one.lang) == one.utf8);
+}
+
+TEST_CASE("progress fits the terminal, and goes to a pipe in lines") {
+  const Progress progress{
+      .epoch = 1, .epochs = 2, .step = 312, .steps = 469, .loss = 0.3125, .samples_per_s = 48900.5, .left_s = 3.2};
+  for (const int columns : {10, 20, 30, 40, 60, 80, 100}) {
+    INFO(columns);
+    CHECK(width(progress_text("ddp 2", progress, columns)) <= static_cast<std::size_t>(columns));
+  }
+  CHECK(progress_text("ddp 2", progress, 30) == " ddp 2  312/469  ETA 4 s");
+  for (const auto& [every, expected] :
+       {std::pair{duet::Clock::duration(1),
+                  std::string("ddp 2 epoch 1/2  312/469  loss 0.312  48.9k samples/s  ETA 4 s\n")},
+        std::pair{duet::Clock::duration(std::chrono::hours(1)), std::string()},
+        std::pair{duet::Clock::duration(), std::string()}}) {
+    std::FILE* const file = std::tmpfile();
+    ProgressLine(file, {}, every).show("ddp 2", progress);
+    std::rewind(file);
+    char text[200] = {};
+    const std::size_t size = std::fread(text, 1, sizeof text, file);
+    std::fclose(file);
+    CHECK(std::string(text, size) == expected);
+  }
 }
 
 TEST_CASE("settings that are hardly meant are warned of") {

@@ -49,6 +49,26 @@ TEST_CASE("every mode shows its progress in a terminal, and whole lines for its 
   }
 }
 
+TEST_CASE("a narrow terminal of a locale without UTF-8 has whole progress lines of ASCII") {
+  if (!duet_test::has_terminals()) DUET_SKIP("no pseudo-terminals can be made here");
+  for (const char* mode : {"dp", "ddp"}) {
+    const auto ran =
+        duet_test::duet_in_terminal(small({"train", "--epochs", "1", "--mode", mode, "--devices", "2"}), "C", 30);
+    INFO(ran.out);
+    CHECK(ran.status == 0);
+    CHECK(std::all_of(ran.out.begin(), ran.out.end(), [](char c) { return static_cast<unsigned char>(c) < 0x80; }));
+    const std::string begin = "\x1b[K";
+    std::size_t lines = 0;
+    for (std::size_t at = ran.out.find(begin); at != std::string::npos; at = ran.out.find(begin, at + 1)) {
+      const std::size_t from = at + begin.size(), end = std::min(ran.out.find('\r', from), ran.out.size());
+      if (ran.out[from] != ' ') continue;  // a line of results follows
+      CHECK(end - from <= 30);
+      ++lines;
+    }
+    CHECK(lines > 0);
+  }
+}
+
 TEST_CASE("an error of a rank follows the progress line in a terminal, on a line of its own") {
   if (!duet_test::has_terminals()) DUET_SKIP("no pseudo-terminals can be made here");
   const auto ran = duet_test::duet_in_terminal(

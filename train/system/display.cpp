@@ -11,6 +11,7 @@
 #include <cmath>
 #include <cstdlib>
 #include <locale>
+#include <numeric>
 #include <sstream>
 #include <string_view>
 #include <utility>
@@ -152,26 +153,42 @@ bool from_line(const std::string& line, Progress& progress) {
   return true;
 }
 
-std::string progress_text(const std::string& what, const Progress& p) {
+std::string progress_text(const std::string& what, const Progress& p, int columns, bool bar) {
   const double share = p.steps > 0 ? static_cast<double>(p.step) / static_cast<double>(p.steps) : 0;
   const int full = std::clamp(static_cast<int>(share * kBarWidth + 0.5), 0, kBarWidth);
-  std::string bar;
-  for (int i = 0; i < kBarWidth; ++i) bar += i < full ? "█" : " ";
-  const std::string text = concat(" ", what, " ▕", bar, "▏ epoch ", p.epoch, "/", p.epochs, "  ", p.step, "/", p.steps,
-                                  "  loss ", fixed(p.loss, 3));
-  if (!(p.samples_per_s > 0)) return text;
-  return concat(text, "  ", fixed(p.samples_per_s / 1000, 1), "k samples/s  ETA ", fixed(std::ceil(p.left_s), 0), " s");
+  std::string drawn = " ▕";
+  for (int i = 0; i < kBarWidth; ++i) drawn += i < full ? "█" : " ";
+  const bool timed = p.samples_per_s > 0;
+  std::array<std::string, 7> parts = {" " + what,
+                                      bar ? drawn + "▏" : "",
+                                      concat(" epoch ", p.epoch, "/", p.epochs),
+                                      concat("  ", p.step, "/", p.steps),
+                                      concat("  loss ", fixed(p.loss, 3)),
+                                      timed ? concat("  ", fixed(p.samples_per_s / 1000, 1), "k samples/s") : "",
+                                      timed ? concat("  ETA ", fixed(std::ceil(p.left_s), 0), " s") : ""};
+  const auto joined = [&] { return std::accumulate(parts.begin(), parts.end(), std::string()); };
+  for (const std::size_t dropped : {1, 5, 4, 2, 6})
+    if (width(joined()) > static_cast<std::size_t>(columns)) parts[dropped].clear();
+  return cut(joined(), static_cast<std::size_t>(columns));
 }
 
-void ProgressLine::show(const std::string& what, const Progress& progress) { show(progress_text(what, progress)); }
+void ProgressLine::show(const std::string& what, const Progress& progress) {
+  if (style_.rewrite) return show(progress_text(what, progress, terminal_columns(stream_, kAnyWidth)));
+  const auto now = Clock::now();
+  if (plain_every_ <= Clock::duration::zero() || now - last_plain_ < plain_every_) return;
+  last_plain_ = now;
+  std::fprintf(stream_, "%s\n", progress_text(what, progress, kAnyWidth, false).substr(1).c_str());
+  std::fflush(stream_);
+}
 
 void ProgressLine::show(const std::string& text) {
   if (!style_.rewrite) return;
   const auto now = Clock::now();
-  if (shown_ && now - last_ < std::chrono::milliseconds(100)) return;
+  if (now - last_ < std::chrono::milliseconds(100)) return;
   last_ = now;
   shown_ = true;
-  std::fprintf(stream_, "\r\x1b[K%s", for_locale(text).c_str());
+  const auto columns = static_cast<std::size_t>(terminal_columns(stream_, kAnyWidth));
+  std::fprintf(stream_, "\r\x1b[K%s", for_locale(cut(text, columns)).c_str());
   std::fflush(stream_);
 }
 

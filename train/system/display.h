@@ -2,6 +2,7 @@
 // takes rewritten lines; and the progress line.
 #pragma once
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
@@ -79,13 +80,19 @@ struct Progress {
 std::string to_line(const Progress& progress);
 bool from_line(const std::string& line, Progress& progress);
 
-/// " ddp 2 ▕████    ▏ epoch 1/1  312/469  loss 0.31  48.9k samples/s  ETA 3 s".
-std::string progress_text(const std::string& what, const Progress& progress);
+inline constexpr int kAnyWidth = 1 << 20;  // columns of what is no terminal
+/// " ddp 2 ▕████    ▏ epoch 1/1  312/469  loss 0.31  48.9k samples/s  ETA 3 s", without a bar and then without other
+/// parts if the columns are too few.
+std::string progress_text(const std::string& what, const Progress& progress, int columns = kAnyWidth, bool bar = true);
 
-/// Shows one line and rewrites it, at most ten times a second. Not thread safe.
+inline constexpr std::chrono::seconds kPlainProgress{30};  // from one line of progress to the next in a pipe
+
+/// Shows one line within the terminal's width and rewrites it, at most ten times a second. If the stream takes no
+/// rewritten lines, writes one without a bar each `plain_every`, or none if that is 0. Not thread safe.
 class ProgressLine {
  public:
-  ProgressLine(std::FILE* stream, TerminalStyle style) : stream_(stream), style_(style) {}
+  ProgressLine(std::FILE* stream, TerminalStyle style, Clock::duration plain_every = {})
+      : stream_(stream), style_(style), plain_every_(plain_every) {}
   ~ProgressLine() { clear(); }
   void show(const std::string& what, const Progress& progress);
   void show(const std::string& text);
@@ -95,8 +102,9 @@ class ProgressLine {
  private:
   std::FILE* stream_;
   TerminalStyle style_;
+  Clock::duration plain_every_;
   bool shown_ = false;
-  Clock::time_point last_{};
+  Clock::time_point last_{}, last_plain_ = Clock::now();
 };
 
 }  // namespace duet::cli

@@ -135,6 +135,20 @@ TEST_CASE("the first screen of 60 columns") {
   CHECK_THAT(text, duet_test::ContainsSubstring("same bits") && !duet_test::ContainsSubstring("samples/s"));
 }
 
+TEST_CASE("the first screen and all columns fit a terminal of 30 columns") {
+  const Results results = full();
+  for (const int columns : {30, 40, 50}) {
+    const std::string screen = first_screen(results, {.columns = columns});
+    CHECK_THAT(screen, duet_test::ContainsSubstring("  dp 2 "));
+    std::istringstream lines(screen + table(duet_test::made_up(), {}, columns));
+    for (std::string line; std::getline(lines, line);) {
+      INFO(line);
+      const bool is_word = line.find_last_of(' ') < 3 || line.find("failed: ") != std::string::npos;  // is never broken
+      CHECK((is_word || width(line) <= static_cast<std::size_t>(columns)));
+    }
+  }
+}
+
 TEST_CASE("a screen without rounds concludes nothing") {
   Results results = duet_test::made_up();
   for (Run& run : results.runs) {
