@@ -10,6 +10,7 @@
 #include "lib/base/text.h"
 #include "lib/error.h"
 #include "lib/io/folder.h"
+#include "train/measure/json_fields.h"
 #include "train/options/options.h"
 #include "train/system/files.h"
 
@@ -33,11 +34,22 @@ std::string report_folder(const std::string& file) {
   return whole ? folder : "";
 }
 
+/// Reads results.json, or the record of one run by duet train --result as results with this run only.
+Results comparison_or_run(const std::string& file) {
+  const std::string text = read_file(file);
+  const Json json = parsed_json(text);
+  if (!json.is_object() || !json.contains("step_us")) return read_results(file);
+  Results results;
+  results.runs.push_back(with_prefix([&] { return file + ": "; }, [&] { return run_from_json(text); }));
+  return results;
+}
+
 /// Prints again what duet compare printed.
 void show_again(const ShowOptions& options, TerminalStyle style, std::FILE* out) {
   const std::string file = results_file(options.a);
-  Results results = read_results(file);
+  Results results = options.parts ? comparison_or_run(file) : read_results(file);
   clean(results);
+  if (options.parts) return put(out, parts_text(results, terminal_columns(out, kAnyWidth)));
   const ShowSettings settings{
       .wide = options.wide, .tutorial = options.tutorial, .style = style, .out = report_folder(file)};
   print_results(results, settings, out);

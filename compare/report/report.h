@@ -51,6 +51,9 @@ std::vector<std::string> table_columns(const Results& results);
 /// The whole table with its header, a line per run. Failed runs say why in place of numbers; parts of a comparison say
 /// that they are. If it's wider than `columns`, its columns come in several blocks, each with modes and devices.
 std::string table(const Results& results, TerminalStyle style, int columns = kAnyWidth);
+/// Returns the parts of a step of each run: as measured, and what they cost beyond the ideal; and the fitted cost of a
+/// step. Tables wider than `columns` come in several blocks.
+std::string parts_text(const Results& results, int columns);
 /// What the tutorials' programs print of their runs; empty where averaging did not run.
 std::string execution_lines(const Results& results);
 /// The run whose parameters those of `run` should equal: single's, under weak scaling where single trained another

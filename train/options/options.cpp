@@ -223,6 +223,8 @@ void add_show(CLI::App& app, ShowOptions& options) {
       ->type_name("FILE");
   app.add_flag("--wide", options.wide, "print all rows, columns and sentences of one comparison, not only one screen");
   app.add_flag("--tutorial", options.tutorial, "also print the tutorials' lines of one comparison");
+  app.add_flag("--parts", options.parts,
+               "print the parts of a step of one comparison, or of a file that duet train --result has written");
   add_json(app, options.json, "the comparison of two results");
 }
 
@@ -483,8 +485,11 @@ void check(const ShowOptions& options) {
   require<UsageError>(!options.a.empty(), "duet show: no folder or results.json given");
   require<UsageError>(options.json.empty() || !options.b.empty(),
                       "--json is for two results; of one results.json is JSON already");
-  require<UsageError>(options.b.empty() || !(options.wide || options.tutorial), options.wide ? "--wide" : "--tutorial",
-                      " is for one result, not for two");
+  const char* const of_one = options.wide ? "--wide" : options.tutorial ? "--tutorial" : "--parts";
+  const bool one_only = options.wide || options.tutorial || options.parts;
+  require<UsageError>(options.b.empty() || !one_only, of_one, " is for one result, not for two");
+  require<UsageError>(!options.parts || !(options.wide || options.tutorial), of_one,
+                      " is given with --parts, expected one of them");
 }
 
 void check(const CollectiveOptions& options) {

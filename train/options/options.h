@@ -161,7 +161,8 @@ struct PredictOptions {
 struct ShowOptions {
   std::string a, b;  // folders with a results.json, or such files; an empty `b`: `a` alone
   bool wide = false, tutorial = false;
-  std::string json;  // see train/system/files.h
+  bool parts = false;  // the parts of a step; `a` may also be a record of duet train --result
+  std::string json;    // see train/system/files.h
 };
 
 struct InfoOptions {

@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <cstdlib>
 #include <limits>
+#include <sstream>
 #include <string>
 #include <vector>
 
@@ -11,6 +12,7 @@
 #include "lib/error.h"
 #include "tests/compare/made_up.h"
 #include "tests/support/catch2.h"
+#include "train/system/display.h"
 #include "train/system/files.h"
 
 using namespace duet::cli;
@@ -202,6 +204,17 @@ TEST_CASE("pictures of nothing are left out") {
 }
 
 // tests/cli/pages.py has a browser draw it.
+TEST_CASE("the parts of a step are listed, on any width") {
+  const Results results = duet_test::made_up();
+  const std::string wide = parts_text(results, kAnyWidth);
+  CHECK_THAT(wide, duet_test::ContainsSubstring("\n part ") && duet_test::ContainsSubstring("\n forward ") &&
+                       duet_test::ContainsSubstring("\n smaller batch ") && duet_test::ContainsSubstring("\n step "));
+  std::istringstream lines(parts_text(results, 40));
+  for (std::string line; std::getline(lines, line);)
+    if (line.starts_with(" ")) CHECK(width(line) <= 40);
+  CHECK(parts_text(Results{}, 80) == "No step was timed.\n");
+}
+
 TEST_CASE("a page for a browser", "[.page]") {
   const char* const file = std::getenv("DUET_PAGE");
   REQUIRE(file != nullptr);
