@@ -23,6 +23,9 @@ std::string against_torch(const Results& results);
 /// The run of dp or ddp on several devices whose speed-up has the highest lower end; null where there is none.
 const Run* best_wrapped(const Results& results);
 
+/// "duet 0.1.0 · AMD EPYC, 2 cores, no GPU · simple_cnn, 0.42 M parameters · batch 128 · MNIST".
+std::string setting_line(const Results& results);
+
 inline constexpr int kScreenLines = 24, kScreenColumns = 100, kNarrowestScreen = 30;
 
 struct ScreenOptions {

@@ -24,17 +24,6 @@ using Lines = std::vector<std::string>;
 
 constexpr std::size_t kIndent = 2, kWidestPicture = 34, kNarrowestPicture = 14;
 
-std::string machine_line(const Results& results) {
-  const Machine& machine = results.machine;
-  const double millions = static_cast<double>(results.parameters) / 1e6;
-  const std::string precision =
-      results.settings.precision == Precision::fp32 ? "" : concat(" · ", name(results.settings.precision));
-  return concat("duet ", results.version, " · ", machine.cpu, ", ", count_text(machine.cores, "core"), ", ",
-                gpus_text(machine), precision, " · ", results.settings.model, ", ",
-                fixed(millions, millions < 10 ? 2 : 0), " M parameters · ", batch_text(results), " · ",
-                results.settings.data);
-}
-
 /// Lower is shown first where not all rows have a line. dp, ddp and averaging on one device are single's own code.
 int priority(const Results& results, const Run& run, int devices) {
   if (!run.ok || run.mode == "single" || &run == base_of(results)) return 0;
@@ -249,9 +238,20 @@ std::string disturbed_note(const Results& results) {
 
 }  // namespace
 
+std::string setting_line(const Results& results) {
+  const Machine& machine = results.machine;
+  const double millions = static_cast<double>(results.parameters) / 1e6;
+  const std::string precision =
+      results.settings.precision == Precision::fp32 ? "" : concat(" · ", name(results.settings.precision));
+  return concat("duet ", results.version, " · ", machine.cpu, ", ", count_text(machine.cores, "core"), ", ",
+                gpus_text(machine), precision, " · ", results.settings.model, ", ",
+                fixed(millions, millions < 10 ? 2 : 0), " M parameters · ", batch_text(results), " · ",
+                results.settings.data);
+}
+
 std::string first_screen(const Results& results, const ScreenOptions& options) {
   const auto columns = static_cast<std::size_t>(std::clamp(options.columns, kNarrowestScreen, kScreenColumns));
-  Lines above = {cut(machine_line(results), columns), ""};
+  Lines above = {cut(setting_line(results), columns), ""};
   for (const std::string& line : wrapped(answer(results), columns, kIndent)) above.push_back(bold(line, options.style));
   for (const std::string& line : wrapped(against_torch(results), columns, kIndent)) above.push_back(line);
   for (const std::string& sentence : without_a_result(results))

@@ -75,6 +75,17 @@ std::string page_list(const std::vector<std::string>& texts) {
   return out.empty() ? "" : "<ul>\n" + out + "</ul>\n";
 }
 
+std::string alternative_text(const Chart& chart) {
+  constexpr std::size_t kMostTips = 40;  // lines of many steps are left to their captions
+  std::string text = concat(chart.title, ", in ", chart.unit, ".");
+  std::size_t tips = 0;
+  for (const ChartSeries& series : chart.series) tips += series.points.size();
+  for (const ChartSeries& series : chart.series)
+    for (const ChartPoint& point : series.points)
+      if (tips <= kMostTips) text += concat(" ", point.tip, ".");
+  return concat(text, chart.caption.empty() ? "" : " ", chart.caption);
+}
+
 std::string page_table(const std::vector<std::vector<std::string>>& rows, const std::string& css) {
   std::string out;
   for (const std::vector<std::string>& row : rows) {
@@ -107,7 +118,7 @@ std::string Page::picture(const Chart& chart) {
   charts_.push_back(chart);
   return concat("<figure data-chart=\"", chart.id, "\"><figcaption>", escaped(chart.title),
                 "</figcaption><div class=\"canvas\" ", "style=\"--rows: ", chart.rows.empty() ? 10 : chart.rows.size(),
-                "\"><canvas role=\"img\" aria-label=\"", escaped(chart.title), "\"></canvas></div>",
+                "\"><canvas role=\"img\" aria-label=\"", escaped(alternative_text(chart)), "\"></canvas></div>",
                 page_note(chart.caption), "</figure>\n");
 }
 

@@ -59,6 +59,9 @@ struct Chart {
   }
 };
 
+/// Describes a picture for readers who don't see it: title, unit, the values of its points if there are few, caption.
+std::string alternative_text(const Chart& chart);
+
 /// JSON for report.js; numbers that are not finite are null.
 std::string to_json(const std::vector<Chart>& charts);
 

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "compare/overhead.h"
 #include "compare/report/evidence.h"
 #include "compare/report/page/page.h"
 #include "compare/report/report.h"
@@ -26,10 +27,16 @@ std::string unbroken(std::string text) {
 
 std::string html_table(const Results& results) {
   std::vector<std::vector<std::string>> rows = {table_columns(results)};
+  const auto speedup = std::find(rows[0].begin(), rows[0].end(), "speed-up");
+  const auto place = speedup - rows[0].begin();
+  std::rotate(rows[0].begin() + 1, speedup, speedup + 1);  // second, so that it's in sight on a telephone
   for (const Run& run : results.runs) {
     std::vector<std::string>& row = rows.emplace_back(table_row(results, run));
     for (std::size_t c = 1; c + 1 < row.size(); ++c) row[c] = unbroken(row[c]);
-    if (!run.ok) row.push_back("failed: " + run.error);
+    if (run.ok)
+      std::rotate(row.begin() + 1, row.begin() + place, row.begin() + place + 1);
+    else
+      row = {row_label(results, run), "failed: " + run.error};
   }
   return page_table(rows);
 }
@@ -67,6 +74,19 @@ std::string provenance_list(const Results& results, const std::string& command_l
                            ", lr ", shortest(settings.lr), of_optimizer, ", seed ", settings.seed, ", ",
                            name(settings.precision), ", time budget ", shortest(time_budget_s), " s")},
        {"parameters of single, sha256", single ? single->parameters_sha256 : ""}});
+}
+
+/// What stands in place of overhead_chart(): its title, and in one sentence why there is no picture.
+std::string undrawn_losses(const Results& results, const Chart& chart) {
+  std::string why = "No mode was timed on several devices with cores of their own, so a step has no parts to draw.";
+  if (load_of(results)) why = "Other programs disturbed most rounds, so the parts of a step aren't drawn.";
+  for (const Run* run : runs_with_overhead(results)) {
+    const Overhead overhead = *overhead_of(results, *run);
+    why = concat("The parts of a step of ", row_label(results, *run),
+                 " aren't drawn: ", us_text(overhead.unexplained_us()), " of it are unexplained in ",
+                 run->rounds_us.size(), " rounds.");
+  }
+  return concat("<div><p><b>", escaped(chart.title), "</b></p>\n", page_note(why), "</div>\n");
 }
 
 /// Words that the template explains, each with a text where it occurs in the comparison.
@@ -113,6 +133,7 @@ void add_prediction(const Results& results, Page& page, std::map<std::string, st
 std::string to_html(const Results& results, const std::string& command_line, double time_budget_s) {
   Page page("duet compare", answer(results));
   page.data(to_json(results));
+  page.add(page_note(concat(setting_line(results), " · ", utc_now())));
   std::map<std::string, std::string> values = occurring(results);
   values["partial"] = results.partial ? concat(kPartial, ".") : "";
   values["weak"] = results.weak ? "yes" : "";
@@ -121,7 +142,7 @@ std::string to_html(const Results& results, const std::string& command_line, dou
   if (const std::string note = base_note(results); !note.empty()) values["notes"] += page_note(note);
   const Chart overhead = overhead_chart(results);
   values["speedups"] = page.picture(speedup_chart(results));
-  values["losses"] = overhead.empty() ? page_note(overhead.caption) : page.picture(overhead);
+  values["losses"] = overhead.empty() ? undrawn_losses(results, overhead) : page.picture(overhead);
   values["table"] = html_table(results);
   add_gpu(results, values);
   values["findings"] = page_list(findings(results));

@@ -204,6 +204,20 @@ TEST_CASE("pictures of nothing are left out") {
 }
 
 // tests/cli/pages.py has a browser draw it.
+TEST_CASE("the page has machine, network and batch under its headline, and speed-ups beside the modes") {
+  Results results = duet_test::made_up();
+  const std::string page = to_html(results, "", 1);
+  const std::size_t setting = page.find("<p class=\"note\">" + escaped(setting_line(results)) + " · 20");
+  REQUIRE(setting != std::string::npos);
+  CHECK(setting > page.find("</h1>"));
+  CHECK(setting < page.find("class=\"first\""));
+  CHECK_THAT(page, duet_test::ContainsSubstring("<th>mode</th><th>speed-up</th><th>devices</th>"));
+  CHECK_THAT(page, duet_test::ContainsSubstring("<td>dp</td><td>1.90x\u00a0±0.02</td><td>2</td>"));
+  for (Run& run : results.runs) run.rounds_us.clear();  // so that no part is known well enough to be drawn
+  const std::string plain = to_html(results, "", 1);
+  CHECK_THAT(plain, duet_test::ContainsSubstring("<p><b>Why not ideal</b></p>\n<p class=\"note\">"));
+}
+
 TEST_CASE("the parts of a step are listed, on any width") {
   const Results results = duet_test::made_up();
   const std::string wide = parts_text(results, kAnyWidth);
