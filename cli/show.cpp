@@ -49,6 +49,7 @@ void show_again(const ShowOptions& options, TerminalStyle style, std::FILE* out)
   const std::string file = results_file(options.a);
   Results results = options.parts ? comparison_or_run(file) : read_results(file);
   clean(results);
+  if (!options.svg.empty()) return write_output(options.svg, to_svg(speedup_chart(results)));
   if (options.parts) return put(out, parts_text(results, terminal_columns(out, kAnyWidth)));
   const ShowSettings settings{
       .wide = options.wide, .tutorial = options.tutorial, .style = style, .out = report_folder(file)};
@@ -90,6 +91,7 @@ void print_results(const Results& results, const ShowSettings& settings, std::FI
 
 int run(const ShowOptions& options, const std::string&) {
   require_json_output(options.json);
+  require_outputs({{.option = "--svg", .path = options.svg}});
   std::FILE* const out = text_stream(options.json);
   const TerminalStyle style = terminal_style(out, false);
   if (options.b.empty()) {

@@ -223,6 +223,7 @@ void add_show(CLI::App& app, ShowOptions& options) {
       ->type_name("FILE");
   app.add_flag("--wide", options.wide, "print all rows, columns and sentences of one comparison, not only one screen");
   app.add_flag("--tutorial", options.tutorial, "also print the tutorials' lines of one comparison");
+  app.add_option("--svg", options.svg, "file for the picture of one comparison's speed-ups, as SVG");
   app.add_flag("--parts", options.parts,
                "print the parts of a step of one comparison, or of a file that duet train --result has written");
   add_json(app, options.json, "the comparison of two results");
@@ -485,11 +486,15 @@ void check(const ShowOptions& options) {
   require<UsageError>(!options.a.empty(), "duet show: no folder or results.json given");
   require<UsageError>(options.json.empty() || !options.b.empty(),
                       "--json is for two results; of one results.json is JSON already");
-  const char* const of_one = options.wide ? "--wide" : options.tutorial ? "--tutorial" : "--parts";
-  const bool one_only = options.wide || options.tutorial || options.parts;
+  const char* const of_one = options.wide           ? "--wide"
+                             : options.tutorial     ? "--tutorial"
+                             : !options.svg.empty() ? "--svg"
+                                                    : "--parts";
+  const bool one_only = options.wide || options.tutorial || options.parts || !options.svg.empty();
   require<UsageError>(options.b.empty() || !one_only, of_one, " is for one result, not for two");
-  require<UsageError>(!options.parts || !(options.wide || options.tutorial), of_one,
-                      " is given with --parts, expected one of them");
+  const bool alone = options.parts || !options.svg.empty();
+  require<UsageError>(!alone || !(options.wide || options.tutorial || (options.parts && !options.svg.empty())), of_one,
+                      " is given with ", options.parts ? "--parts" : "--svg", ", expected one of them");
 }
 
 void check(const CollectiveOptions& options) {

@@ -161,6 +161,7 @@ struct PredictOptions {
 struct ShowOptions {
   std::string a, b;  // folders with a results.json, or such files; an empty `b`: `a` alone
   bool wide = false, tutorial = false;
+  std::string svg;     // file for the picture of speed-ups
   bool parts = false;  // the parts of a step; `a` may also be a record of duet train --result
   std::string json;    // see train/system/files.h
 };

@@ -218,6 +218,22 @@ TEST_CASE("the page has machine, network and batch under its headline, and speed
   CHECK_THAT(plain, duet_test::ContainsSubstring("<p><b>Why not ideal</b></p>\n<p class=\"note\">"));
 }
 
+TEST_CASE("a picture as SVG has its bars, and all values in words") {
+  const Chart chart = speedup_chart(duet_test::made_up());
+  const std::string svg = to_svg(chart);
+  CHECK(svg.starts_with("<svg xmlns="));
+  CHECK(svg.ends_with("</svg>\n"));
+  for (const std::string& text : {chart.title, alternative_text(chart), std::string("dp 2")})
+    CHECK_THAT(svg, duet_test::ContainsSubstring(">" + escaped(text) + "</"));
+  for (const ChartSeries& series : chart.series)
+    for (const ChartPoint& point : series.points) {
+      CHECK_THAT(svg, duet_test::ContainsSubstring("<title>" + escaped(point.tip) + "</title></rect>"));
+      CHECK_THAT(alternative_text(chart), duet_test::ContainsSubstring(point.tip));
+    }
+  CHECK(svg.find("nan") == std::string::npos);
+  CHECK_THROWS_AS(to_svg(Chart{}), duet::UsageError);
+}
+
 TEST_CASE("the parts of a step are listed, on any width") {
   const Results results = duet_test::made_up();
   const std::string wide = parts_text(results, kAnyWidth);

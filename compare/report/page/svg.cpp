@@ -1,0 +1,102 @@
+// A picture as SVG, for documents: rows of horizontal bars with their marks, as report.js draws them.
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <string>
+
+#include "compare/report/page/page.h"
+#include "lib/error.h"
+#include "train/system/display.h"
+
+namespace duet::cli {
+namespace {
+
+constexpr double kWidth = 720, kLeft = 150, kRight = 20, kTop = 64, kRow = 26, kBelow = 48;
+
+/// The colour of the light page.
+std::string colour_of(const std::string& name) {
+  const std::string css = page_file("report.css"), key = concat("--", name, ": ");
+  const std::size_t at = css.find(key);
+  return at == std::string::npos ? "#1c1c1a" : css.substr(at + key.size(), 7);
+}
+
+/// 1, 2 or 5 times a power of ten: at most eight of them in `range`.
+double tick_of(double range) {
+  const double least = range / 8, power = std::pow(10, std::floor(std::log10(least)));
+  for (const double factor : {1.0, 2.0, 5.0})
+    if (factor * power >= least) return factor * power;
+  return 10 * power;
+}
+
+/// Values along the x axis.
+struct Scale {
+  double low = 0, high = 0;
+
+  explicit Scale(const Chart& chart) {
+    for (const ChartSeries& series : chart.series)
+      for (const ChartPoint& point : series.points) {
+        low = std::min({low, point.low, point.value});
+        high = std::max({high, point.high, point.value});
+      }
+    if (high <= low) high = low + 1;
+  }
+  double at(double value) const { return kLeft + (value - low) / (high - low) * (kWidth - kLeft - kRight); }
+};
+
+std::string text_at(double x, double y, const char* anchor, const std::string& text) {
+  return concat("<text x=\"", fixed(x, 1), "\" y=\"", fixed(y, 1), "\" text-anchor=\"", anchor, "\">", escaped(text),
+                "</text>\n");
+}
+
+std::string rectangle(double x, double y, double width, double height, const std::string& colour,
+                      const std::string& tip) {
+  return concat("<rect x=\"", fixed(x, 1), "\" y=\"", fixed(y, 1), "\" width=\"", fixed(width, 1), "\" height=\"",
+                fixed(height, 1), "\" fill=\"", colour, "\">", tip.empty() ? "" : "<title>" + escaped(tip) + "</title>",
+                "</rect>\n");
+}
+
+std::string points_of(const Chart& chart, const Scale& scale) {
+  std::string out;
+  double bars = 0, bar = 0;
+  for (const ChartSeries& series : chart.series) bars += chart.side_by_side && series.shape == "bar" ? 1 : 0;
+  for (const ChartSeries& series : chart.series) {
+    const bool mark = series.shape == "mark";
+    for (const ChartPoint& point : series.points) {
+      const double share = chart.side_by_side ? 18 / bars : 18, y = kTop + point.at * kRow + 4 + bar * share;
+      const double x = scale.at(mark ? point.value : point.low), end = mark ? x : scale.at(point.high);
+      out += rectangle(x - (mark ? 1.5 : 0), mark ? y - 2 : y, std::max(3.0, end - x), mark ? 22 : share,
+                       colour_of(series.colour), point.tip);
+    }
+    bar += chart.side_by_side && !mark ? 1 : 0;
+  }
+  return out;
+}
+
+}  // namespace
+
+std::string to_svg(const Chart& chart) {
+  require<UsageError>(!chart.rows.empty() && !chart.empty(), chart.title, ": there are no bars to draw");
+  const Scale scale(chart);
+  const double bottom = kTop + static_cast<double>(chart.rows.size()) * kRow;
+  std::string out =
+      concat("<svg xmlns=\"http://www.w3.org/2000/svg\" role=\"img\" viewBox=\"0 0 ", kWidth, " ",
+             fixed(bottom + kBelow, 0), "\" font-family=\"sans-serif\" font-size=\"13\" fill=\"#1c1c1a\">\n<title>",
+             escaped(chart.title), "</title>\n<desc>", escaped(alternative_text(chart)),
+             "</desc>\n<rect width=\"100%\" height=\"100%\" fill=\"#fff\"/>\n", text_at(12, 22, "start", chart.title));
+  const double tick = tick_of(scale.high - scale.low);
+  for (double value = std::ceil(scale.low / tick) * tick; value <= scale.high; value += tick) {
+    out += rectangle(scale.at(value), kTop, 1, bottom - kTop, "#e3e2dd", "");
+    out += text_at(scale.at(value), bottom + 16, "middle", shortest(std::round(value / tick) * tick));
+  }
+  for (std::size_t row = 0; row < chart.rows.size(); ++row)
+    out += text_at(kLeft - 8, kTop + (static_cast<double>(row) + 0.65) * kRow, "end", chart.rows[row]);
+  out += points_of(chart, scale) + text_at(kLeft, bottom + 36, "start", chart.unit);
+  double x = kLeft;  // the legend
+  for (const ChartSeries& series : chart.series) {
+    out += rectangle(x, 36, 12, 12, colour_of(series.colour), "") + text_at(x + 16, 47, "start", series.name);
+    x += 34 + 7.5 * static_cast<double>(width(series.name));
+  }
+  return out + "</svg>\n";
+}
+
+}  // namespace duet::cli
