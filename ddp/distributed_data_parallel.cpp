@@ -511,7 +511,7 @@ DistributedDataParallel::DistributedDataParallel(nn::Module& module, ProcessGrou
   };
   require<UsageError>(
       !Recovery::instance().ranks_change() || module.all_modules(whole_statistics),
-      "an elastic job goes on with fewer ranks, but batch norm has the statistics of rank 0's rows: use "
+      "an elastic job continues with fewer ranks, but batch norm has the statistics of rank 0's rows: use "
       "SyncBatchNorm, or no minimum of ranks");
   const bool refuses = Recovery::instance().ranks_change() && store.device().kind == DeviceKind::cpu;
   require<UsageError>(!refuses || options.rule == GradientRule::rows,
@@ -526,7 +526,7 @@ DistributedDataParallel::DistributedDataParallel(nn::Module& module, ProcessGrou
       "DataParallel within DistributedDataParallel has other bits: use one device for each rank");
   require<UsageError>(
       !Recovery::instance().ranks_change() || module.sums_by_blocks(),
-      "an elastic job goes on with fewer ranks, but LibTorch's sums depend on how many rows a rank has: "
+      "an elastic job continues with fewer ranks, but LibTorch's sums depend on how many rows a rank has: "
       "use no minimum of ranks, or adapt() with equal_bits");
   if (options.comm_hook) require_not_elastic("a comm_hook");
   if (options.static_graph) require_not_elastic("static_graph");

@@ -73,7 +73,7 @@ struct DistributedDataParallelOptions {
 /// several subtrees of the blocks runs the module on each of them, one after the other, and its gradients are complete
 /// with the last; a loss in the module must then be one that is divided by the rows of the global batch, and backward
 /// throws UsageError if it comes to such a run by a Variable that forward has kept elsewhere. Prints a warning the
-/// first time that a parameter has several uses in one backward. In an elastic job that may go on with fewer ranks
+/// first time that a parameter has several uses in one backward. In an elastic job that may continue with fewer ranks
 /// that, and what else would make results depend on their number (docs/explanation/reproducibility.md), throws
 /// UsageError. Over NCCL a step may be recorded (lib/backend/step_graph.h) and replayed, by all ranks alike: forward
 /// and backward throw UsageError where the host has a part in it, as where ranks exchange their rows. What a comm_hook

@@ -76,6 +76,25 @@ std::vector<int> hosts_of(Store& store, int rank, int size, int host, Millisecon
   return hosts;
 }
 
+/// The group of ranks of one host: over shared memory, or over tcp if one of them can't.
+std::unique_ptr<ProcessGroup> connect_on_host(ConnectOptions over, const std::shared_ptr<Store>& store, int rank,
+                                              int size) {
+  std::unique_ptr<ProcessGroup> group;
+  std::string failure;
+  over.backend = "shm";
+  over.hosts.clear();
+  try {
+    group = connect(over, store, rank, size);
+  } catch (const CommError& error) {
+    over.check();
+    failure = error.what();
+  }
+  const auto failures = meet(*store, "shm/failures", rank, size, over.connect_timeout, failure);
+  if (std::ranges::all_of(failures, &std::string::empty)) return group;
+  over.backend = "tcp";
+  return connect(over, store, rank, size);
+}
+
 }  // namespace
 
 ElasticGroup::ElasticGroup(std::unique_ptr<JobMemory> memory, int rank, int process, std::shared_ptr<Store> store,
@@ -302,22 +321,7 @@ std::unique_ptr<ProcessGroup> make_elastic_group(const ElasticOptions& options) 
                           .device = options.device,
                           .interface = options.interface,
                           .check = check};
-      if (over.backend == "auto") {
-        std::unique_ptr<ProcessGroup> group;
-        std::string failure;
-        over.backend = "shm";
-        over.hosts.clear();
-        try {
-          group = connect(over, own, rank, size);
-        } catch (const CommError& error) {
-          check();
-          failure = error.what();
-        }
-        const auto failures = meet(*own, "shm/failures", rank, size, options.join_timeout, failure);
-        if (std::ranges::all_of(failures, &std::string::empty)) return group;
-        over.backend = "tcp";
-      }
-      return connect(over, own, rank, size);
+      return over.backend == "auto" ? connect_on_host(over, own, rank, size) : connect(over, own, rank, size);
     };
     if (options.host < 0) return std::function<std::unique_ptr<ProcessGroup>()>(connected);
     struct Early {  // hosts may be far apart: the plan is on its way meanwhile

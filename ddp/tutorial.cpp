@@ -15,9 +15,10 @@ void average_gradients(nn::Module& model, ProcessGroup& group) {
   require<UsageError>((store.hooks().normalisers() & (kGlobalRows | kPartOfBatch)) == 0,
                       "average_gradients divides by the number of ranks, but the loss was divided by the rows of the "
                       "global batch already: use batches without the loader's stamp, or DistributedDataParallel");
-  require<UsageError>(!Recovery::instance().ranks_change(),
-                      "average_gradients divides by the number of ranks, but the elastic job may go on with fewer of "
-                      "them: use DistributedDataParallel, or no minimum of ranks");
+  require<UsageError>(
+      !Recovery::instance().ranks_change(),
+      "average_gradients divides by the number of ranks, but the elastic job may continue with fewer of "
+      "them: use DistributedDataParallel, or no minimum of ranks");
   const auto size = static_cast<float>(group.size());
   const int first = model.range().first_slot, end = first + model.range().slots;
   for (int slot = first; slot < end; ++slot) {

@@ -182,7 +182,7 @@ class ModuleSynchroniser final : private Recoverable {
                                                                                 : nullptr;
     require<UsageError>(what == nullptr, what == nullptr ? "" : what, ": ", kNotElastic);
     require<UsageError>(!Recovery::instance().places_change(),
-                        "a LibTorch module in an elastic job with spare processes, or that goes on with fewer ranks: "
+                        "a LibTorch module in an elastic job with spare processes, or that continues with fewer ranks: "
                         "its loop cuts batches for the ranks that it begins with");
   }
 

@@ -115,7 +115,7 @@ Checkpointer::Checkpointer(const TrainOptions& options, Setup& setup, const Imag
       series_(ddp::random_run_id()) {}
 
 void Checkpointer::say_position(const std::string& path, bool restarted, const data::Position& position) const {
-  std::string text = restarted ? concat("restart ", variable(kRestarts), ": goes on from ", printable(path))
+  std::string text = restarted ? concat("restart ", variable(kRestarts), ": resumes from ", printable(path))
                                : concat("resumed from ", printable(path), ", epoch ", position.epoch + 1);
   if (!restarted && position.step > 0) text += concat(" after step ", position.step, " of ", setup_.loader->steps());
   std::puts(text.c_str());

@@ -144,7 +144,7 @@ std::string WaitWatch::look(const std::vector<RankRecord>& ranks, std::int64_t n
       return {};
     }
     remark_after_ = std::max(remark_after_, 2 * nanoseconds(reported_->waited_ns));
-    const std::string text = concat(reported_->operation, " goes on after ", seconds_text(reported_->waited_ns));
+    const std::string text = concat(reported_->operation, " continues after ", seconds_text(reported_->waited_ns));
     reported_.reset();
     return text;
   }

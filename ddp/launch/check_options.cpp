@@ -20,11 +20,11 @@ LaunchOptions checked(LaunchOptions options) {
                       options.ranks);
   const std::int64_t ranks = std::int64_t{options.nodes} * options.ranks;
   require<UsageError>(0 <= options.min_ranks && options.min_ranks <= ranks, "a job of ", ranks,
-                      " ranks goes on with 1 to ", ranks, " of them at least, got ", options.min_ranks);
+                      " ranks continues with 1 to ", ranks, " of them at least, got ", options.min_ranks);
   require<UsageError>(0 <= options.spares && options.ranks + options.spares <= kMaxRanks, "a job of ", options.ranks,
                       " ranks has 0 to ", kMaxRanks - options.ranks, " spare processes, got ", options.spares);
   require<UsageError>((options.min_ranks == 0 && options.spares == 0) || options.elastic,
-                      "only an elastic job goes on with fewer ranks, or has spare processes");
+                      "only an elastic job continues with fewer ranks, or has spare processes");
   require<UsageError>(options.spares == 0 || options.nodes == 1, "spare processes are for a job on one host, got ",
                       options.nodes);
   require<UsageError>(!options.elastic || ranks > 1,

@@ -167,7 +167,7 @@ JobArbiter::JobArbiter(JobMemory& memory, const Sizes& sizes)
                       "an elastic job has 1 to ", JobMemory::kMostRanks, " ranks with spare ones, got ", sizes.ranks,
                       " and ", sizes.spares);
   require<UsageError>(1 <= sizes.least_ranks && sizes.least_ranks <= sizes.ranks, "an elastic job of ", sizes.ranks,
-                      " ranks goes on with 1 to ", sizes.ranks, " of them at least, got ", sizes.least_ranks);
+                      " ranks continues with 1 to ", sizes.ranks, " of them at least, got ", sizes.least_ranks);
   memory_.ranks.store(static_cast<std::uint32_t>(sizes.ranks));
   memory_.least_ranks.store(static_cast<std::uint32_t>(sizes.least_ranks));
   memory_.spares.store(static_cast<std::uint32_t>(sizes.spares));
@@ -336,7 +336,7 @@ std::optional<RecoveryPlan> JobMember::await_plan(std::uint32_t generation) {
                        planned - 1, " in generation ", generation);
     if (planned == generation + 1) {
       require<CommError>(0 <= plan.commits && plan.commits <= kMostCommits && is_among_members(plan.source),
-                         "the memory of the elastic job has a plan to go on after commit ", plan.commits,
+                         "the memory of the elastic job has a plan to continue after commit ", plan.commits,
                          ", whose state rank ", plan.source, " has, no member of the generation");
       return plan;
     }

@@ -274,7 +274,7 @@ class Job {
     const bool is_needed = loss != JobLosses::Loss::left_out && loss != JobLosses::Loss::outside;
     const JobHosts::Start start = hosts_->replace(event.rank, is_needed);
     remark(concat(event.text, " after step ", losses_->step(), "; ",
-                  start == JobHosts::Start::later ? "the others go on without it until its host takes part again"
+                  start == JobHosts::Start::later ? "the others continue without it until its host takes part again"
                                                   : JobLosses::consequence(loss)));
     if (start == JobHosts::Start::here) start_again({event.rank, 1, true});
   }
@@ -416,7 +416,7 @@ class Job {
     for (JobRank& rank : ranks_) {
       if (!rank.process.stopped()) {
         if (rank.stop_reported && !rank.stop_ended && !rank.process.ended() && !sigterm_at_)
-          remark(concat("rank ", rank.rank, " goes on"));
+          remark(concat("rank ", rank.rank, " continues"));
         rank.stopped.reset();
         rank.stop_reported = false;
         continue;

@@ -59,7 +59,7 @@ const char* JobLosses::consequence(Loss loss) {
   switch (loss) {
     case Loss::replaced: return "another process replaces it";
     case Loss::spared: return "a spare process replaces it";
-    case Loss::left_out: return "the others go on, and another process is to join them";
+    case Loss::left_out: return "the others continue, and another process is to join them";
     case Loss::outside: return "it waited to take part, and another process does that now";
     case Loss::begins:
     case Loss::ends_job: break;
@@ -108,7 +108,7 @@ std::vector<std::string> JobLosses::recoveries() {
     LastLoss& last = last_[static_cast<std::size_t>(loss.rank)];
     if (!seen.insert(loss.rank).second || loss.recovered_ns == 0 || std::exchange(last.told, true)) continue;
     texts.push_back(concat("rank ", loss.rank, last.left_out ? " is left out after " : " is replaced after ",
-                           (loss.recovered_ns - loss.lost_ns) / 1'000'000, " ms; the job goes on after step ",
+                           (loss.recovered_ns - loss.lost_ns) / 1'000'000, " ms; the job continues after step ",
                            loss.step));
   }
   for (int rank = 0; rank < processes_; ++rank) {

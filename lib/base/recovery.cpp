@@ -175,7 +175,7 @@ void Recovery::begin_own_batch() {
       "job redoes steps of such a loop where it is 'do { ... } while (net.redo());'");
   require<UsageError>(!group_.places_change,
                       "a batch goes forward without a loader that ranks share: an elastic job with spare processes, or "
-                      "that goes on with fewer ranks, cuts the batches of a loader");
+                      "that continues with fewer ranks, cuts the batches of a loader");
   ++batches_;
   if (std::exchange(in_own_batch_, true)) return;
   recover_if_void();
@@ -356,7 +356,7 @@ std::vector<std::byte> Recovery::state() {
 void Recovery::take_state(std::span<const std::byte> bytes) {
   StateStream state(bytes);
   stream(state);
-  require<CommError>(state.at_end(), "the state of another rank goes on behind this one's", kOtherObjects);
+  require<CommError>(state.at_end(), "the state of another rank is longer than this one's", kOtherObjects);
   copy_states(Copies::of_rank);
 }
 
@@ -384,9 +384,10 @@ void report_dependence(std::atomic<bool>& said, FunctionRef<std::string()> what)
   const bool refuses = Recovery::instance().ranks_change();
   if (!refuses && said.exchange(true)) return;
   const std::string text = what();
-  require<UsageError>(!refuses, text,
-                      ": the elastic job may go on with fewer ranks, but results would depend on their number; change "
-                      "that, or use no minimum of ranks");
+  require<UsageError>(
+      !refuses, text,
+      ": the elastic job may continue with fewer ranks, but results would depend on their number; change "
+      "that, or use no minimum of ranks");
   std::cerr << "warning: " + text + ": results depend on the number of devices (docs/explanation/reproducibility.md)\n";
 }
 

@@ -266,7 +266,7 @@ class Recovery {
 };
 
 /// Says that by `what`, a sentence, results depend on the number of devices: throws UsageError in an elastic job that
-/// may go on with fewer ranks, else prints a warning unless `said`, which it sets. Thread-safe.
+/// may continue with fewer ranks, else prints a warning unless `said`, which it sets. Thread-safe.
 void report_dependence(std::atomic<bool>& said, FunctionRef<std::string()> what);
 
 }  // namespace duet

@@ -148,7 +148,7 @@ Position Loader::position() const {
 }
 
 void Loader::set_position(const Position& position) {
-  require<UsageError>(position.epoch >= 0 && 0 <= position.step && position.step <= steps_, "cannot go on in epoch ",
+  require<UsageError>(position.epoch >= 0 && 0 <= position.step && position.step <= steps_, "cannot resume in epoch ",
                       position.epoch, " after ", position.step, " steps: an epoch has ", steps_, " steps");
   next_ = mark_ = position;
   pass_.reset();

@@ -61,7 +61,7 @@ class BatchSampler {
   /// 0 <= step < steps(); valid until the next set_epoch.
   virtual StepIndices step(std::int64_t step) const = 0;
   /// Cuts steps for so many ranks from now on, of which this one has the number `rank`; not while another thread calls
-  /// step(). False: this sampler cannot. An elastic job that goes on with fewer ranks calls it.
+  /// step(). False: this sampler cannot. An elastic job that continues with fewer ranks calls it.
   virtual bool set_part(int /*rank*/, int /*ranks*/) { return false; }
 };
 

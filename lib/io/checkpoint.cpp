@@ -157,7 +157,7 @@ std::string not_finite(const LoadedCheckpoint& loaded) {
   look(kOptimizer, loaded.checkpoint.optimizer);
   if (found == 0) return {};
   return concat(loaded.path, ": ", first, "; ", found, " of ", all,
-                " tensors are not finite, and a training that goes on from it stays so");
+                " tensors are not finite, and a run that resumes from it keeps them");
 }
 
 /// Whether the header of a file can be read and names this series.

@@ -58,7 +58,7 @@ TEST_CASE("a checkpoint's first number that is not finite is named, of the model
     return duet::load_checkpoint(path).warnings;
   };
   const std::string path = scratch.path("checkpoint-00000001.safetensors") + ": ",
-                    end = " of 3 tensors are not finite, and a training that goes on from it stays so";
+                    end = " of 3 tensors are not finite, and a run that resumes from it keeps them";
   CHECK(warnings_of(0, 0).empty());
   CHECK(warnings_of(nan, 0) == Names{path + "fc.bias holds nan; 1" + end});
   CHECK(warnings_of(-infinite, nan) == Names{path + "fc.bias holds -inf; 2" + end});

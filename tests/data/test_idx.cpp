@@ -121,7 +121,7 @@ TEST_CASE("every kind of damage is named, with the file, the field, what was fou
   CHECK(about_images(gzip(Bytes(good.begin(), good.end() - 1)), "a.gz") ==
         "a.gz: is truncated: field 'pixels' has 5 bytes, expected 6");
   CHECK(about_images(idx({2051, 2, 1, 3}, {1, 2, 3, 4, 5, 6, 7})) ==
-        "a: goes on after the 6 bytes of field 'pixels' that the header announces");
+        "a: continues after the 6 bytes of field 'pixels' that the header announces");
   CHECK(about_labels(idx({2049, 3}, {1, 10, 2})) == "a: label 1 is 10, expected 0 to 9");
   CHECK(about_labels(idx({2049, 3}, {1, 255, 2})) == "a: label 1 is 255, expected 0 to 9");
 }
@@ -171,7 +171,7 @@ TEST_CASE("gzip data of several members is their contents, one after the other")
     CHECK_THAT(about_images(joined(members, {0}), "a.gz"), ContainsSubstring("has bytes after the end"));
     CHECK_THAT(about_images(joined(members, {0x1f}), "a.gz"), ContainsSubstring("is truncated"));
     CHECK_THAT(about_images(joined(members, {0x1f, 0x8c}), "a.gz"), ContainsSubstring("corrupt gzip data"));
-    CHECK_THAT(about_images(joined(members, gzip({1})), "a.gz"), ContainsSubstring("goes on after"));
+    CHECK_THAT(about_images(joined(members, gzip({1})), "a.gz"), ContainsSubstring("continues after"));
     const Bytes empty = gzip({});
     for (std::size_t size = 1; size < empty.size(); ++size)
       REQUIRE(about_images(joined(members, Bytes(empty.begin(), empty.begin() + static_cast<std::ptrdiff_t>(size))),
@@ -193,7 +193,7 @@ TEST_CASE("a bomb is left when the header's bytes are read") {
   Bytes zeros(20 << 20);  // 20 MiB of zeros in 20 KiB
   const Bytes header = idx({2051, 1, 28, 28}, {});
   std::copy(header.begin(), header.end(), zeros.begin());
-  CHECK(about_images(gzip(zeros)) == "a: goes on after the 784 bytes of field 'pixels' that the header announces");
+  CHECK(about_images(gzip(zeros)) == "a: continues after the 784 bytes of field 'pixels' that the header announces");
 }
 
 TEST_CASE("files that cannot be read") {

@@ -168,7 +168,7 @@ class Tests:
 
         killed, gone = {1: "exit code -9"}, {1: "exit code 143"}
         self.run("a launcher is killed", "cnn", kill, [SILENT, r"rank 2 is replaced after"], killed, **slow)
-        self.run("a launcher is killed", "cnn", kill, [f"{SILENT}.*the others go on without it until its host", "rank 3 is left out"],
+        self.run("a launcher is killed", "cnn", kill, [f"{SILENT}.*the others continue without it until its host", "rank 3 is left out"],
                  killed, least=1, **slow)
         self.run("a launcher is started again", "cnn", kill_and_start,
                  ["was started again", "host 1 takes part again", "rank 2 is replaced"], **slow)

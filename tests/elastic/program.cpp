@@ -10,7 +10,7 @@
 //                              loops that an elastic job refuses; stops, exits: rank 1 leaves in step 6; restored:
 //                              parameters come from a copy that a new process lacks
 //   elastic_program shared_use|own_rows|torch_rule|averages|nested|beside|samples_second
-//                              that one refuses which may go on with fewer ranks
+//                              that one refuses which may continue with fewer ranks
 //   elastic_program kills      step 5 kills rank 1, whichever process has its number
 //   elastic_program absent     a process that replaces a lost one does not join the others
 //   elastic_program fails      step 12 fails on rank 0 while the others wait for it

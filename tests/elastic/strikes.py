@@ -68,7 +68,7 @@ REFUSED = {"crossing": "gradients of a pass over the loader are accumulated in t
 REFUSED_WITH_FEWER = {"shared_use": "square.weight has several uses in a step",
                       "own_rows": "the loss was divided by this rank's own rows",
                       "torch_rule": "GradientRule::torch divides by their number",
-                      "averages": "average_gradients divides by the number of ranks, but the elastic job may go on with fewer",
+                      "averages": "average_gradients divides by the number of ranks, but the elastic job may continue with fewer",
                       "nested": "a DataParallel within DistributedDataParallel has other bits",
                       "beside": ", 2] has as many rows as the batch here, but not its stamp",
                       "samples_second": "linear: the gradient of square.weight is a sum over an input [1, ",
@@ -252,7 +252,7 @@ class Strikes:
         if not wrong and errors.count("is struck at") < len(list(filter(None, environment.get("DUET_FAULT", "").split(",")))):
             wrong = "was not struck"
         again = "all ranks start again" in errors  # those that were to replace lost ones, too
-        told = "process replaces it" in errors or "; the others go on" in errors
+        told = "process replaces it" in errors or "; the others continue" in errors
         if not wrong and told and not again and not re.search(GOES_ON, errors):
             wrong = "no word of how the job goes on"
         if not wrong and environment.get("DUET_FAULT", "").endswith(f":{int(signal.SIGSTOP)}") and STOPPED not in errors:

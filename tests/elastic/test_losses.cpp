@@ -71,7 +71,8 @@ TEST_CASE("ranks go on without a lost one, which joins them again when its new p
   job.members[0].commit(after_step(5));
   const std::vector<std::string> left_out = job.losses.recoveries();
   REQUIRE(left_out.size() == 1);
-  CHECK_THAT(left_out[0], ContainsSubstring("rank 1 is left out after ") && ContainsSubstring("goes on after step 5"));
+  CHECK_THAT(left_out[0],
+             ContainsSubstring("rank 1 is left out after ") && ContainsSubstring("continues after step 5"));
 
   job.losses.admit_ready();
   CHECK_FALSE(job.members[0].is_behind(1));  // the new process does not ask yet
@@ -229,8 +230,8 @@ TEST_CASE("a loss is reported with the time until the new process has received t
   CHECK(losses[0].recovered_ns >= losses[0].lost_ns);
   const std::vector<std::string> texts = job.losses.recoveries();
   REQUIRE(texts.size() == 1);
-  CHECK_THAT(texts[0],
-             ContainsSubstring("rank 2 is replaced after ") && ContainsSubstring(" ms; the job goes on after step 6"));
+  CHECK_THAT(texts[0], ContainsSubstring("rank 2 is replaced after ") &&
+                           ContainsSubstring(" ms; the job continues after step 6"));
   CHECK(job.losses.recoveries().empty());
   CHECK_FALSE(job.losses.recovers());
   const std::int64_t recovered = losses[0].recovered_ns;
@@ -368,7 +369,7 @@ TEST_CASE("numbers that cannot be are refused") {
     member.commit(JobMemory::kNoState);
   }
   CHECK_THROWS_WITH(job.members[0].await_plan(1),
-                    ContainsSubstring("a plan to go on after commit -1, whose state rank 0"));
+                    ContainsSubstring("a plan to continue after commit -1, whose state rank 0"));
   CHECK_THROWS_WITH(job.memory.losses(), ContainsSubstring("a loss of rank 1 after step -1"));
   job.members[2].commit(-5);
   CHECK_THROWS_WITH(job.memory.committed(2), ContainsSubstring("-5 as the commits of rank 2"));

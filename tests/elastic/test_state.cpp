@@ -131,7 +131,7 @@ TEST_CASE("a state that ends early, wherever, or that goes on is an error") {
                       ContainsSubstring("bytes too early") || ContainsSubstring("bytes are left of it"));
   }
   bytes.push_back({});
-  CHECK_THROWS_WITH(recovery().take_state(bytes), ContainsSubstring("goes on behind this one's"));
+  CHECK_THROWS_WITH(recovery().take_state(bytes), ContainsSubstring("is longer than this one's"));
 }
 
 TEST_CASE("values are as they were when a void step began, and stay as they are between passes") {

@@ -197,7 +197,7 @@ TEST_CASE("a loss that is not finite is reported once, with a hint") {
     std::istringstream all(ran.err);
     int reports = 0;  // without remarks that a rank waits, as on a busy machine
     for (std::string line; std::getline(all, line);)
-      reports += line.find(" has waited ") == std::string::npos && line.find(" goes on after ") == std::string::npos;
+      reports += line.find(" has waited ") == std::string::npos && line.find(" continues after ") == std::string::npos;
     CHECK(reports == 1);
   }
   CHECK(duet_test::duet(kTrain).err.empty());

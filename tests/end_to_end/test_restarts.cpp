@@ -56,7 +56,7 @@ TEST_CASE("a job with a killed rank goes on from its checkpoint, to the bits of 
     INFO(fault << "\n" << ran.out << ran.err);
     REQUIRE(ran.status == 0);
     CHECK_THAT(ran.err, duet_test::ContainsSubstring(" was killed by signal 9 (SIGKILL); restart 1 of 2"));
-    CHECK((ran.out.find("restart 1: goes on from") == std::string::npos) == (fault == faults[0]));
+    CHECK((ran.out.find("restart 1: resumes from") == std::string::npos) == (fault == faults[0]));
     CHECK(duet_test::hash_of(result) == duet_test::hash_of(whole));
     CHECK(duet_test::processes_with(folder.path()) == 0);
     for (const std::string& name : duet_test::files_in(kept)) CHECK(name.find(".tmp.") == std::string::npos);

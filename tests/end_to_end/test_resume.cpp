@@ -237,5 +237,5 @@ TEST_CASE("a restarted job whose last checkpoint is of its end succeeds") {
   INFO(ran.out << ran.err);
   CHECK(ran.status == 0);
   CHECK_THAT(ran.err, duet_test::ContainsSubstring("restart 1 of 1"));
-  CHECK_THAT(ran.out, duet_test::ContainsSubstring("restart 1: goes on from"));
+  CHECK_THAT(ran.out, duet_test::ContainsSubstring("restart 1: resumes from"));
 }

@@ -108,6 +108,6 @@ TEST_CASE("a job of which one rank received a signal is restarted from its check
   INFO(ran.out << ran.err);
   REQUIRE(ran.status == 0);
   CHECK_THAT(ran.err, duet_test::ContainsSubstring("duet: rank 2 received signal 15 (SIGTERM); restart 1 of 1\n"));
-  CHECK_THAT(ran.out, duet_test::ContainsSubstring("restart 1: goes on from"));
+  CHECK_THAT(ran.out, duet_test::ContainsSubstring("restart 1: resumes from"));
   CHECK(run_from_json(read_file(result)).parameters_sha256 == run_from_json(read_file(whole)).parameters_sha256);
 }

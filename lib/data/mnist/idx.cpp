@@ -200,8 +200,8 @@ void read_all(ByteReader& file, std::span<std::uint8_t> out, const char* field) 
   require<DataError>(count == out.size(), file.name(), ": is truncated: field '", field, "' has ", count,
                      " bytes, expected ", out.size());
   std::array<std::uint8_t, 1> more{};
-  require<DataError>(file.read(more) == 0, file.name(), ": goes on after the ", out.size(), " bytes of field '", field,
-                     "' that the header announces");
+  require<DataError>(file.read(more) == 0, file.name(), ": continues after the ", out.size(), " bytes of field '",
+                     field, "' that the header announces");
 }
 
 /// Reads the header of images and checks all that it announces.

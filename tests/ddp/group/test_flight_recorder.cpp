@@ -210,7 +210,7 @@ TEST_CASE("a long wait is remarked on when it begins to last, and when it is ove
   CHECK(watch.look({waits(7, 5), late}, 2101 * ms) ==
         "rank 0 has waited 2.1 s for rank 1 in all_reduce #7 of 70 f32 (sum)");
   CHECK(watch.look({waits(7, 5), late}, 5001 * ms).empty());
-  CHECK(watch.look(both(8), 5002 * ms) == "all_reduce #7 of 70 f32 (sum) goes on after 5.0 s");
+  CHECK(watch.look(both(8), 5002 * ms) == "all_reduce #7 of 70 f32 (sum) continues after 5.0 s");
   CHECK(watch.look({waits(9, 5), late}, 10'000 * ms).empty());  // less than twice as long
   CHECK_FALSE(watch.look({waits(9, 5), late}, 10'002 * ms).empty());
   WaitWatch slow(2000ms, "");

@@ -219,7 +219,7 @@ TEST_CASE("a stopped rank that continues does not fail the job") {
   REQUIRE(remarks.size() == 2);
   CHECK_THAT(remarks.front(), ContainsSubstring(elastic ? "; another process replaces it if that lasts 60000 ms"
                                                         : "; the job ends if that lasts 60000 ms"));
-  CHECK(remarks.back() == "rank 1 goes on");
+  CHECK(remarks.back() == "rank 1 continues");
 }
 
 TEST_CASE("what ranks have detached ends with them, and with a launcher that is killed") {
