@@ -68,6 +68,15 @@ class CheckedStore final : public Store {
   const std::function<void()> check_;
 };
 
+/// A group that has connected before there is a plan for it; it may get none.
+struct EarlyGroup {
+  std::unique_ptr<ProcessGroup> group;
+  explicit EarlyGroup(std::unique_ptr<ProcessGroup> connected) : group(std::move(connected)) {}
+  ~EarlyGroup() {
+    if (group != nullptr) group->drop();
+  }
+};
+
 /// The hosts of a generation's ranks.
 std::vector<int> hosts_of(Store& store, int rank, int size, int host, Milliseconds limit) {
   std::vector<int> hosts;
@@ -324,13 +333,8 @@ std::unique_ptr<ProcessGroup> make_elastic_group(const ElasticOptions& options) 
       return over.backend == "auto" ? connect_on_host(over, own, rank, size) : connect(over, own, rank, size);
     };
     if (options.host < 0) return std::function<std::unique_ptr<ProcessGroup>()>(connected);
-    struct Early {  // hosts may be far apart: the plan is on its way meanwhile
-      std::unique_ptr<ProcessGroup> group;
-      ~Early() {
-        if (group != nullptr) group->drop();
-      }
-    };
-    return std::function([early = std::make_shared<Early>(connected())] { return std::move(early->group); });
+    // Hosts may be far apart: the plan is on its way meanwhile.
+    return std::function([early = std::make_shared<EarlyGroup>(connected())] { return std::move(early->group); });
   };
   fault_point("init");
   require_same_builds(*store, process, options.host);
