@@ -73,9 +73,9 @@ std::string Store::secret() {
 
 std::vector<std::string> Store::set_missing(const std::vector<std::string>& keys,
                                             const std::vector<std::string>& values) {
-  std::vector<std::string> calls;
-  for (std::size_t i = 0; i < keys.size(); ++i) calls.insert(calls.end(), {keys[i], "", values.at(i)});
-  std::vector<std::string> found = request(StoreOp::compare_set, std::move(calls), timeout());
+  std::vector<std::string> strings;
+  for (std::size_t i = 0; i < keys.size(); ++i) strings.insert(strings.end(), {keys[i], "", values.at(i)});
+  std::vector<std::string> found = request(StoreOp::compare_set, std::move(strings), timeout());
   require<CommError>(found.size() == keys.size(), "the store answered ", found.size(), " values for ", keys.size(),
                      " keys");
   return found;

@@ -167,7 +167,7 @@ std::string progress_text(const std::string& what, const Progress& p, int column
                                       timed ? concat("  ", fixed(p.samples_per_s / 1000, 1), "k samples/s") : "",
                                       timed ? concat("  ETA ", fixed(std::ceil(p.left_s), 0), " s") : ""};
   const auto joined = [&] { return std::accumulate(parts.begin(), parts.end(), std::string()); };
-  for (const std::size_t dropped : {1, 5, 4, 2, 6})
+  for (const std::size_t dropped : {1U, 5U, 4U, 2U, 6U})
     if (width(joined()) > static_cast<std::size_t>(columns)) parts[dropped].clear();
   return cut(joined(), static_cast<std::size_t>(columns));
 }
