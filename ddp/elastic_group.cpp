@@ -196,7 +196,6 @@ Work ElasticGroup::start_in_step(const Call& call) {
   auto state = works_.take();
   try {
     state->begin(name(call.op), [this, work = start_in(called(call.op), call)](Clock::time_point deadline) mutable {
-      if (deadline == kAbandoned) return true;  // so is the work there
       try {
         deadline == Clock::time_point::max() ? work.wait() : work.wait(milliseconds_until(deadline));
         require_newest();

@@ -38,7 +38,6 @@ void WorkState::begin(std::string_view name, std::function<bool(Clock::time_poin
   name_.assign(name);
   done_ = false;
   failure_ = nullptr;
-  exceptions_at_birth_ = std::uncaught_exceptions();
   finisher_ = std::move(finisher);
   mark_ = {};
 }
@@ -60,15 +59,6 @@ void WorkState::set_mark(CallMark mark) {
   const std::lock_guard lock(mutex_);
   mark_ = std::move(mark);
   if (done_) mark_.ended(failure_ != nullptr);
-}
-
-void WorkState::leave() noexcept {
-  if (works_.fetch_sub(1) > 1 || done()) return;
-  const bool unwinds = std::uncaught_exceptions() > exceptions_at_birth_;
-  try {
-    wait(unwinds ? kAbandoned : Clock::time_point::max(), Milliseconds(0));
-  } catch (const std::exception&) {  // the group has failed, so its later calls throw
-  }
 }
 
 void WorkState::wait(Clock::time_point deadline, Milliseconds timeout) {
@@ -282,7 +272,6 @@ Work ProcessGroup::start_staged(const Call& call) {
   staged->work = start_for_host(there);
   auto state = std::make_shared<WorkState>();
   state->begin(name(call.op), [staged, call, changes_in = in_place(call, call.root == rank_)](Clock::time_point limit) {
-    if (limit == kAbandoned) return true;  // so is the work there
     if (limit == Clock::time_point::max())
       staged->work.wait();
     else

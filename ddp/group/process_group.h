@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <array>
-#include <atomic>
 #include <condition_variable>
 #include <cstddef>
 #include <cstdint>
@@ -42,15 +41,11 @@ class GroupFailure {
   std::string text_;  // what check() throws
 };
 
-/// The deadline of an operation that must end now: an exception drops its Work, and its buffers may be next.
-inline constexpr Clock::time_point kAbandoned{};
-
 /// Where one operation stands. Thread-safe; reused by WorkPool.
 class WorkState {
  public:
   /// Makes the state that of a new operation. With `finisher`, the first thread that waits runs it: if it returns true
-  /// or throws, that ends the operation; after false another thread calls end(). By kAbandoned it lets go of the
-  /// buffers.
+  /// or throws, that ends the operation; after false another thread calls end().
   void begin(std::string_view name, std::function<bool(Clock::time_point deadline)> finisher = {});
   /// Ends the operation and wakes the threads that wait.
   void end(std::exception_ptr failure = nullptr);
@@ -58,14 +53,9 @@ class WorkState {
   void wait(Clock::time_point deadline, Milliseconds timeout);
   /// The operation's place in the rank's record, which is updated when it ends.
   void set_mark(CallMark mark);
-  /// Counts the Works that share the operation. leave() of the last one waits for the end, or abandons the operation.
-  void join() noexcept { works_.fetch_add(1); }
-  void leave() noexcept;
 
  private:
-  std::atomic<int> works_{0};
-  int exceptions_at_birth_ = 0;
-  mutable std::mutex mutex_;  // guards what follows
+  mutable std::mutex mutex_;
   std::condition_variable ended_;
   std::string name_;
   bool done_ = false;
@@ -75,25 +65,12 @@ class WorkState {
 };
 
 /// The end of one operation; its buffers must stay untouched until wait() has returned. Copies share the operation.
-/// wait() throws CommError if the group is closed before the operation has ended. The destructor of the last copy waits
-/// as well, so that the buffers may go after it; an error is then that of the group's next call. While an exception
-/// unwinds the stack it doesn't wait: an operation that hasn't ended fails, and so does the group.
+/// wait() throws CommError where the group is closed before the operation has ended.
 class Work {
  public:
   /// Nothing to wait for.
   Work() = default;
-  explicit Work(std::shared_ptr<WorkState> state) : state_(std::move(state)) {
-    if (state_) state_->join();
-  }
-  Work(const Work& other) : Work(other.state_) {}
-  Work(Work&& other) noexcept = default;
-  Work& operator=(Work other) noexcept {
-    state_.swap(other.state_);
-    return *this;
-  }
-  ~Work() {
-    if (state_) state_->leave();
-  }
+  explicit Work(std::shared_ptr<WorkState> state) : state_(std::move(state)) {}
   /// Stays false until wait() where only that polls for the end: send, recv, NCCL, buffers that are copied.
   bool done() const { return !state_ || state_->done(); }
   /// Blocks to the end of the operation and rethrows what it threw.

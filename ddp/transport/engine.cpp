@@ -27,8 +27,6 @@ constexpr std::size_t kQueued = 64;  // calls in the background for which there 
 /// How often the group's thread looks for messages, and for collectives that no thread waits for.
 constexpr auto kTick = std::chrono::milliseconds(20);
 
-const char* const kDropped = "an exception has dropped its Work before it had ended";
-
 /// What a Work may still need after the group is gone.
 struct Core {
   Core(std::unique_ptr<Engine> group_engine, const GroupOptions& group_options)
@@ -102,8 +100,11 @@ class EngineGroup final : public ProcessGroup {
     if (waiters_run_) static_cast<void>(running.try_lock());
     const std::lock_guard lock(mutex_);
     auto state = works_.take();
-    state->begin(name(call.op),
-                 [this, number = asked_](Clock::time_point deadline) { return finish(number, deadline); });
+    if (waiters_run_)
+      state->begin(name(call.op),
+                   [this, number = asked_](Clock::time_point deadline) { return finish(number, deadline); });
+    else
+      state->begin(name(call.op));
     tasks_.push_back({call, state.get()});
     // The others need not wait for this rank's contribution until this rank waits for theirs.
     if (running.owns_lock() && asked_ == done_ && core_->failure.empty()) {
@@ -158,7 +159,7 @@ class EngineGroup final : public ProcessGroup {
         finish_message(core->transport(), *message, call,
                        std::min(limit, Clock::now() + call.mark.limit(core->options.timeout)));
       } catch (const std::exception& error) {
-        limit == kAbandoned ? core->fail(title, CommError(kDropped)) : core->fail(title, error);
+        core->fail(title, error);
       }
       return true;
     });
@@ -225,15 +226,9 @@ class EngineGroup final : public ProcessGroup {
     task.state->end(failure);
   }
 
-  /// For the thread that waits, or has dropped the Work.
+  /// For the thread that waits.
   bool finish(std::uint64_t number, Clock::time_point deadline) {
-    if (deadline == kAbandoned) {
-      core_->failure.add(concat("collective #", number), rank(), CommError(kDropped));
-      core_->transport().close();
-      run_until(number, false);
-    } else if (!waiters_run_) {
-      return false;
-    } else if (deadline == Clock::time_point::max()) {
+    if (deadline == Clock::time_point::max()) {
       run_until(number, true);
     } else {  // it goes on after the deadline, so the group's thread must do it
       const std::lock_guard lock(mutex_);

@@ -21,29 +21,6 @@ using namespace duet::ddp;
 using namespace duet_test;
 using namespace std::chrono_literals;
 
-TEST_CASE("an exception that drops a Work doesn't wait for the other ranks, and fails the group") {
-  const Over over = each_backend();
-  if (missing(over)) DUET_SKIP("Gloo is not built");
-  const auto start = GENERATE(
-      as<Work (*)(ProcessGroup&, Floats&)>{},
-      [](ProcessGroup& group, Floats& values) { return group.recv(span(values), 1); },
-      [](ProcessGroup& group, Floats& values) { return group.all_reduce(span(values)); });
-  std::latch dropped(1);
-  const auto failures = try_ranks(over, 2, {.timeout = 60s, .leave_timeout = 10ms}, [&](ProcessGroup& group) {
-    if (group.rank() == 1) return dropped.wait();
-    try {
-      Floats values(1000);
-      const Work work = start(group, values);
-      throw DataError("an error of the program's");
-    } catch (const DataError&) {
-      dropped.count_down();
-    }
-    group.barrier().wait();
-  });
-  CHECK_THAT(text_of(failures[0]), ContainsSubstring("an exception has dropped its Work before it had ended"));
-  CHECK(text_of(failures[1]).empty());
-}
-
 TEST_CASE("ranks that disagree about a collective are named on every rank") {
   const Over over = each_backend();
   if (missing(over)) DUET_SKIP("Gloo is not built");

@@ -137,30 +137,6 @@ TEST_CASE("queued collectives run in order and may all be under way at once") {
   for (const Floats& values : results) CHECK(values == Floats(20, 4.0f));
 }
 
-TEST_CASE("an operation has ended when its Work is dropped, so its buffers may go") {
-  const Over over = each_backend();
-  if (missing(over)) DUET_SKIP("Gloo is not built");
-  constexpr std::size_t kCount = 2'000'000;  // more than a connection holds
-  const Table results = after(over, 2, [](ProcessGroup& group) {
-    const float own = static_cast<float>(group.rank() + 1);
-    const auto ended = [&](Work (*start)(ProcessGroup&, Floats&)) {
-      Floats values(kCount, own);
-      { const Work dropped = start(group, values); }
-      return std::exchange(values, Floats(kCount, -1.0f)).back();  // and its memory has other values
-    };
-    const auto send = [](ProcessGroup& g, Floats& values) { return g.send(span(values), 1); };
-    const auto recv = [](ProcessGroup& g, Floats& values) { return g.recv(span(values), 0); };
-    return Floats{group.rank() == 0 ? ended(send) : ended(recv),
-                  ended([](ProcessGroup& g, Floats& values) { return g.all_reduce(span(values)); }),
-                  ended([](ProcessGroup& g, Floats& values) {
-                    Work work = g.broadcast(span(values), 1);
-                    work = g.all_reduce(span(values));  // in the place of another one
-                    return work;
-                  })};
-  });
-  for (const Floats& values : results) CHECK(values == Floats{1, 3, 4});
-}
-
 TEST_CASE("messages: both ways at once, by tag, in order, and empty") {
   const Over over = each_backend();
   if (missing(over)) DUET_SKIP("Gloo is not built");
