@@ -83,7 +83,7 @@ class MemoryTransport final : public Transport {
     const auto over = [&] { return arrived() || is_closed(receive.peer) || is_closed(rank_); };
     const bool ended = hub_->changed.wait_until(lock, deadline, over);
     require<CommError>(ended, "rank ", receive.peer, " sent nothing in time");
-    if (!arrived()) check_open(receive.peer);
+    if (is_closed(rank_) || !arrived()) check_open(receive.peer);  // the memory may be gone
     require<CommError>(message->second.size() == receive.bytes, "rank ", receive.peer, " sent ", message->second.size(),
                        " bytes, expected ", receive.bytes);
     std::memcpy(receive.data, message->second.data(), receive.bytes);

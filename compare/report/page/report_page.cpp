@@ -78,15 +78,21 @@ std::string provenance_list(const Results& results, const std::string& command_l
 
 /// What stands in place of overhead_chart(): its title, and in one sentence why there is no picture.
 std::string undrawn_losses(const Results& results, const Chart& chart) {
-  std::string why = "No mode was timed on several devices with cores of their own, so a step has no parts to draw.";
-  if (load_of(results)) why = "Other programs disturbed most rounds, so the parts of a step aren't drawn.";
-  for (const Run* run : runs_with_overhead(results)) {
-    const Overhead overhead = *overhead_of(results, *run);
-    why = concat("The parts of a step of ", row_label(results, *run),
-                 " aren't drawn: ", us_text(overhead.unexplained_us()), " of it are unexplained in ",
-                 run->rounds_us.size(), " rounds.");
+  std::string why = "no mode was timed on several devices with cores of their own";
+  const std::vector<const Run*> runs = runs_with_overhead(results);
+  if (load_of(results)) {
+    why = "other programs disturbed most rounds";
+  } else if (!runs.empty() && runs.back()->rounds_us.empty()) {
+    why = "the steps weren't timed in rounds (--time-budget)";
+  } else if (!runs.empty()) {
+    const double rest_us = overhead_of(results, *runs.back())->unexplained_us();
+    why = concat("of ", row_label(results, *runs.back()), "'s step ",
+                 rest_us < 0
+                     ? concat("the parts, measured apart, exceed the whole by ", us_text(-rest_us))
+                     : concat(us_text(rest_us), " are unexplained in ", runs.back()->rounds_us.size(), " rounds"));
   }
-  return concat("<div><p><b>", escaped(chart.title), "</b></p>\n", page_note(why), "</div>\n");
+  return concat("<div><p><b>", escaped(chart.title), "</b></p>\n",
+                page_note(concat("The parts of a step aren't drawn: ", why, ".")), "</div>\n");
 }
 
 /// Words that the template explains, each with a text where it occurs in the comparison.
