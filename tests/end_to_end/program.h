@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <functional>
+#include <sstream>
 #include <string>
 #include <vector>
 
@@ -38,6 +39,14 @@ std::vector<std::string> files_in(const std::string& folder, const std::string& 
 /// SHA-256 of the parameters, of the record that --result left.
 inline std::string hash_of(const std::string& result) {
   return duet::cli::run_from_json(duet::cli::read_file(result)).parameters_sha256;
+}
+/// Of a program's stderr: the lines but warnings, such as that devices share cores.
+inline std::string without_warnings(const std::string& text) {
+  std::istringstream all(text);
+  std::string kept;
+  for (std::string line; std::getline(all, line);)
+    if (!line.starts_with("warning: ")) kept += line + "\n";
+  return kept;
 }
 inline int lines(const std::string& text) { return static_cast<int>(std::count(text.begin(), text.end(), '\n')); }
 /// Processes whose command line holds `text`.
