@@ -61,7 +61,8 @@ int run(const CompareOptions& options, const std::string& command_line) {
   require_json_output(options.json);  // which may lie in that folder
   if (!options.share.empty()) require_new_folder(options.share);
   const Machine machine = this_machine();
-  const int most = *std::max_element(options.devices.begin(), options.devices.end());
+  const bool several = std::ranges::any_of(options.modes, [](Mode mode) { return mode != Mode::single; });
+  const int most = several ? *std::max_element(options.devices.begin(), options.devices.end()) : 1;
   warn_of_unlikely(options, most);
   Training settings = options;
   std::int64_t parameters = 0;

@@ -178,7 +178,7 @@ int run(const PredictOptions& options, const std::string& command_line) {
   std::fprintf(out, "link: %s\n\n", link.c_str());
   if (!known) std::fprintf(out, "warning: nothing is predicted: %s\n\n", why.c_str());
   const double error = known.value_or(0);
-  constexpr int kModeAndDevices = 20;  // columns that each block has
+  constexpr int kModeAndDevices = 21;  // columns that each block has
   const int columns = std::max(kNarrowestScreen, terminal_columns(out, kAnyWidth));
   auto table = table_of(rows, error);
   for (auto& line : table)

@@ -92,13 +92,20 @@ void LineReader::hand_on_lines(const std::function<void(std::string_view)>& on_l
     if (next == std::string::npos) break;  // the line may end here, or be redrawn
     const bool ends = rest_[next] == '\n';
     const std::string_view state = std::string_view(rest_).substr(begin, end - begin);
-    const bool erases = !state_.empty() && state.find_first_not_of(" \t") == state.npos;
-    if (erases)
-      on_line(std::exchange(state_, {}));
-    else if (ends)
-      on_line(state), state_.clear();
-    else if (end > begin)
-      state_ = state, hand_on_state(on_line);
+    const bool blank = state.find_first_not_of(" \t") == state.npos;
+    if (ends) {
+      if ((erased_ || blank) && !state_.empty()) on_line(state_);
+      if (!blank || state_.empty()) on_line(state);
+      state_.clear();
+      erased_ = false;
+    } else if (blank) {  // some bars erase their line before each state
+      erased_ = erased_ || !state_.empty();
+      hand_on_state(on_line);
+    } else {
+      state_ = state;
+      erased_ = false;
+      hand_on_state(on_line);
+    }
     begin = ends ? next + 1 : next;
   }
   rest_.erase(0, begin);

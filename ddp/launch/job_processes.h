@@ -41,6 +41,7 @@ class LineReader {
   Descriptor source_;
   std::string rest_;
   std::string state_;            // the last one of a line that is redrawn, unless it was handed on
+  bool erased_ = false;          // the rank has blanked its line since
   Clock::time_point redrawn_{};  // when a state of a line was handed on
 };
 

@@ -248,9 +248,11 @@ Authenticated authenticate_caller(Connection& connection, const Credentials& cre
   return caller;
 }
 
-void refuse_caller(Connection& connection, std::string_view verdict, Clock::time_point deadline) {
-  connection.read(kMagic.size() + kHelloBytes, deadline);
-  connection.write(verdict, deadline);
+void refuse_caller(Connection& connection, std::string_view verdict, const std::string& service,
+                   Clock::time_point deadline) {
+  const std::string hello = connection.read(kMagic.size() + kHelloBytes, deadline);
+  const bool other = verdict == kComplete && hello.substr(kMagic.size(), kMarkBytes) != service_mark(service);
+  connection.write(other ? kOther : verdict, deadline);
 }
 
 namespace {
@@ -259,9 +261,9 @@ constexpr Milliseconds kAcceptPause{100};
 constexpr Milliseconds kLastAnswers{1000};  // within which a caller that reads takes what it is being sent
 constexpr Milliseconds kRefusal{200};       // during which no one else is accepted: there is nothing to serve them with
 
-void refuse(Connection& connection, std::string_view verdict) {
+void refuse(Connection& connection, std::string_view verdict, const std::string& service) {
   try {
-    refuse_caller(connection, verdict, Clock::now() + kRefusal);
+    refuse_caller(connection, verdict, service, Clock::now() + kRefusal);
   } catch (const LostConnection&) {
   }
   connection.close();
@@ -378,7 +380,7 @@ void Listener::add(tcp::socket socket) {
   sessions_.pop_back();
   lock.unlock();
   if (shortage == kNoThread && options_.no_thread) options_.no_thread(cause);
-  refuse(connection, shortage);
+  refuse(connection, shortage, options_.credentials.service);
 }
 
 void Listener::join_ended() {

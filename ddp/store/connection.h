@@ -84,7 +84,7 @@ class Connection {
 /// was called. The address that the call came from is no part of it: address translation for callers is harmless.
 /// The caller proves first: any process may connect, and could test secrets offline against a proof of the listener.
 /// An end that receives anything else closes the connection.
-inline constexpr std::string_view kMagic = "duet-ranks-v006\n";
+inline constexpr std::string_view kMagic = "duet-ranks-v007\n";
 inline constexpr std::string_view kOther = "duet-other-job.\n";    // the listener serves something else
 inline constexpr std::string_view kRelayed = "duet-is-relayed\n";  // its own endpoint follows
 inline constexpr std::string_view kNoFile = "duet-no-files..\n";   // this was its process's last file descriptor
@@ -132,7 +132,8 @@ Authenticated authenticate_caller(Connection& connection, const Credentials& cre
                                   const std::function<void()>& proven, Clock::time_point deadline);
 
 /// The listener's part where it cannot serve any more. Throws LostConnection.
-void refuse_caller(Connection& connection, std::string_view verdict, Clock::time_point deadline);
+void refuse_caller(Connection& connection, std::string_view verdict, const std::string& service,
+                   Clock::time_point deadline);
 
 /// Binds to a port of the range, the lowest that can be bound; others may bind it until a socket listens there.
 /// `listens`: and listens. Of a range that DUET_PORT_RANGE asks for, a port that no socket has goes before one that

@@ -57,9 +57,10 @@ const Edge* argument_of(const Edge& edge, unsigned kind) {
   const Edge* at = &value;
   while (const Edge* const next = argument_of(*at, kind)) at = next;
   const char* const op = at->node->name();
-  require<UsageError>(kind != kCut, op, ": a constant among its arguments is, or was computed from, a mean over this ",
-                      "device's rows of the batch, expected one that all devices have: sum it over them first ",
-                      "(docs/howto/own_network.md)");
+  require<UsageError>(
+      kind != kCut, op, ": a constant among its arguments is, or was computed from, a mean over this ",
+      "device's rows of the batch, expected one that all devices have: sum its tensor over them, and make a new ",
+      "Variable of that (docs/howto/ddp.md)");
   const Edge* mean = at;
   while (const Edge* const next = argument_of(*mean, kBatchMean)) mean = next;
   throw UsageError(concat(op, ": its argument is the result of ", mean->node->name(),

@@ -499,7 +499,7 @@ Variable mean_of_shards(std::span<const Variable> losses, std::span<const std::i
     }
   }
   if (!value.defined()) value = zeros(losses[0].shape(), DType::f32, device);
-  if (!record) return Variable(value);
+  if (!record) return Variable::constant(value, true);
   auto node = make_pooled<MeanOfShardsNode>();
   const bool shares = divide_by_batch(losses);
   for (std::size_t i = 0; i < losses.size(); ++i) {

@@ -358,8 +358,8 @@ CommandLine::CommandLine()
   add_predict(*predict_app, predict);
   add_train(*train_app, train);
   add_launch(*launch_app, launch);
-  bench_app->footer("duet bench COLLECTIVE --help lists all options.");
   add_collectives(*bench_app, collective);
+  bench_app->footer("duet bench COLLECTIVE --help lists all options.");  // its own, which collectives don't inherit
   add_json(*info_app, info.json, "the same facts");
   for (CLI::App* const one : {compare_app, predict_app, train_app, launch_app}) add_config(*one, config);
   for (CLI::App* const one : bench_app->get_subcommands({})) add_config(*one, config);

@@ -86,7 +86,7 @@ std::string to_svg(const Chart& chart) {
   const double tick = tick_of(scale.high - scale.low);
   for (double value = std::ceil(scale.low / tick) * tick; value <= scale.high; value += tick) {
     out += rectangle(scale.at(value), kTop, 1, bottom - kTop, "#e3e2dd", "");
-    out += text_at(scale.at(value), bottom + 16, "middle", shortest(std::round(value / tick) * tick));
+    out += text_at(scale.at(value), bottom + 16, "middle", shortest(std::round(value * 1e6) / 1e6));
   }
   for (std::size_t row = 0; row < chart.rows.size(); ++row)
     out += text_at(kLeft - 8, kTop + (static_cast<double>(row) + 0.65) * kRow, "end", chart.rows[row]);

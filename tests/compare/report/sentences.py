@@ -24,8 +24,7 @@ class Screen:
     """What `duet show` prints, and what the file behind it says."""
 
     def __init__(self, duet, path):
-        ran = subprocess.run([duet, "show", path], capture_output=True, text=True, timeout=60, check=True,
-                             env=dict(os.environ, COLUMNS="100"))
+        ran = subprocess.run([duet, "show", path], capture_output=True, text=True, timeout=60, check=True)
         lines = ran.stdout.splitlines()
         head = next(i for i, line in enumerate(lines) if line.startswith("  mode "))
         end = next((i for i in range(head, len(lines)) if re.match(r"  (All \d|Why|Nearly|Noise|Left|Nothing|Comp|Speed)", lines[i])
@@ -156,7 +155,7 @@ CHECKS = (check_rows, check_load, check_intervals, check_equality, check_causes,
 
 
 def main():
-    duet, failures, answers = sys.argv[1], [], set()
+    duet, failures, answers, checked = sys.argv[1], [], set(), set()
     with tempfile.TemporaryDirectory() as folder:
         files = [os.path.join(one, "results.json") for one in sys.argv[2:]]
         if files and os.access(sys.argv[2], os.X_OK) and os.path.isfile(sys.argv[2]):
@@ -164,8 +163,12 @@ def main():
             files = sorted(os.path.join(folder, name) for name in os.listdir(folder))
         for file in files:
             screen = Screen(duet, file)
-            failures += [f"{file}: {one.__name__}: {what}" for one in CHECKS for good, what in one(screen) if not good]
+            found = [(one, good, what) for one in CHECKS for good, what in one(screen)]
+            failures += [f"{file}: {one.__name__}: {what}" for one, good, what in found if not good]
+            checked |= {one for one, _, _ in found}
             answers.add(re.sub(r"[\d., ]+", "", screen.above)[:16])
+    if len(files) > 100:
+        failures += [f"{one.__name__} found nothing to check" for one in CHECKS if one not in checked]
     if len(files) > 100 and len(answers) < 3:
         failures.append(f"all comparisons have one of these answers: {answers}")
     print(*failures, f"{len(files)} comparisons checked, {len(failures)} sentences are wrong", sep="\n")
