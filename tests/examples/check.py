@@ -113,10 +113,13 @@ def shape(line):
     return " ".join(re.sub(r"\b[0-9a-f]{16}[0-9a-f.]*|\d[\d,.]*(e-\d+)?", "#", line).split())
 
 
+LESSON = ("lesson", "lesson_dp_and_ddp", "lesson_ring", "lesson_speed")
+
+
 def lesson_step(programs, title, step, folder):
     """What is wrong with a step: its form, its command, or the lines that it shows."""
     commands, shown = (re.findall(rf"^```{kind}\n(.*?)^```", step, re.M | re.S) for kind in ("sh", "text"))
-    if len(commands) != 1 or len(shown) != 1 or "](" not in step or not re.search(r"<details>.*^1\. .*^2\. .*</details>", step, re.M | re.S):
+    if len(commands) != 1 or len(shown) != 1 or "![" not in step or not re.search(r"<details>.*^1\. .*^2\. .*</details>", step, re.M | re.S):
         return f"{title}: expected a command, its output, a picture and two answers"
     command = re.sub(r"duet train [^&]*", lambda found: f"{found[0].strip()} {' '.join(SMALL)} ", commands[0].strip())
     command = re.sub(r"duet compare .*", lambda found: f"{found[0]} {' '.join(SMALL)} --time-budget 0", command)
@@ -140,9 +143,11 @@ def lesson_step(programs, title, step, folder):
 def check_lesson(programs, sources, _):
     """Every command of the lesson ends well, one after the other, and prints lines like those that the page shows."""
     root = os.path.join(sources, "..")
-    with open(os.path.join(root, "docs/tutorial/lesson.md"), encoding="utf-8") as file:
-        steps = re.findall(r"^## (\d\..*?)\n(.*?)(?=^## )", file.read(), re.M | re.S)
-    wrong = [] if len(steps) == 7 else [f"{len(steps)} steps"]
+    steps = []
+    for page in LESSON:
+        with open(os.path.join(root, f"docs/tutorial/{page}.md"), encoding="utf-8") as file:
+            steps += re.findall(r"^## (\d\..*?)\n(.*?)(?=^## |\Z)", file.read(), re.M | re.S)
+    wrong = [] if [title[0] for title, _ in steps] == list("1234567") else [f"steps {[title for title, _ in steps]}"]
     with tempfile.TemporaryDirectory() as folder:
         for title, step in steps:
             if "duet predict" in step:  # short runs fit no model
