@@ -84,9 +84,9 @@ void add_overhead(const Results& results, const std::string& mode, int devices, 
   if (!single || !run || !above_limit(results, *run).empty()) return;
   const std::optional<Interval> lost = lost_of(results, *run);
   if (!lost || lost->middle < 0.05 * single->step_us.sum() * ideal_share(*run, *single)) return;
-  if (side_of(lost, 0) != Side::above) return evidence.withheld.push_back("the loss of " + mode_on(results, *run));
+  if (side_of(lost, 0) != Side::above) return evidence.withheld.push_back("the lost time of " + mode_on(results, *run));
   const std::string why = causes_text(results, *run);
-  if (why.empty()) evidence.withheld.push_back("what causes the loss of " + mode_on(results, *run));
+  if (why.empty()) evidence.withheld.push_back("what causes the lost time of " + mode_on(results, *run));
   const std::string ideal = results.weak ? " of as many rows for its device" : concat(" divided by ", run->devices);
   evidence.say(mode_on(results, *run), " takes ", us_text(*lost), " a step more than single's step", ideal, why, ".");
 }

@@ -29,7 +29,7 @@ LaunchOptions checked(LaunchOptions options) {
                       options.nodes);
   require<UsageError>(!options.elastic || ranks > 1,
                       "an elastic job has 2 or more ranks: nothing else has the state of one that is lost");
-  require<UsageError>(options.max_failures >= 0, "an elastic job's losses must not be negative, got ",
+  require<UsageError>(options.max_failures >= 0, "an elastic job's failures must not be negative, got ",
                       options.max_failures);
   require<UsageError>(options.replace_timeout.count() > 0 && options.replace_timeout <= std::chrono::hours(240),
                       "a lost rank is replaced within 1 ms to 240 hours, got ", options.replace_timeout.count(), " ms");

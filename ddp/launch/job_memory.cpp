@@ -155,7 +155,7 @@ std::vector<JobLoss> JobMemory::losses() const {
     require<CommError>(0 <= loss.rank && loss.rank < processes() && 0 <= loss.step && loss.step <= kMostCommits &&
                            0 < loss.lost_ns && loss.lost_ns <= now &&
                            (loss.recovered_ns == 0 || (loss.lost_ns <= loss.recovered_ns && loss.recovered_ns <= now)),
-                       "the memory of the elastic job has a loss of rank ", loss.rank, " after step ", loss.step,
+                       "the memory of the elastic job has a failure of rank ", loss.rank, " after step ", loss.step,
                        ", seen at ", loss.lost_ns, " ns and recovered at ", loss.recovered_ns, " ns");
   }
   return losses;

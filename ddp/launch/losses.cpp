@@ -82,7 +82,7 @@ JobLosses::Loss JobLosses::lose(int rank, const std::string& how, Phase phase, b
     return end(
         concat("step ", last.within, " has killed rank ", rank, " twice: its rows of the batch may be the cause"));
   if (losses_ > most_)
-    return end(concat("more than ", most_, " losses without ", kStepsBetween, " steps between any two"));
+    return end(concat("more than ", most_, " failures without ", kStepsBetween, " steps between any two"));
   if (step_ == 0 && was_member && !job_->ended()) return Loss::begins;
   if (!arbiter_->lose(rank, step_)) return end("all ranks had ended their training");
   if (!was_member) return Loss::outside;
@@ -140,7 +140,7 @@ std::optional<JobLosses::Absence> JobLosses::overdue(Milliseconds limit) const {
     names += concat(names.empty() ? "" : ", ", "rank ", rank,
                     job_->committed(rank) == JobMemory::kNoState ? "'s new process" : "");
   return Absence{missing.front(), concat(names, missing.size() > 1 ? " have" : " has", " not joined within ",
-                                         std::chrono::duration<double>(limit).count(), " s after the last loss")};
+                                         std::chrono::duration<double>(limit).count(), " s after the last failure")};
 }
 
 std::string JobLosses::left_early(int rank) const {

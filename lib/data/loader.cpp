@@ -225,7 +225,7 @@ void Loader::regroup() {
   prefetcher_.reset();
   require<UsageError>(
       sampler_->set_part(recovery.place().rank, recovery.place().ranks),
-      "the ranks of an elastic job with spare processes, or with fewer ranks after a loss, change their "
+      "the ranks of an elastic job with spare processes, or with fewer ranks after a failure, change their "
       "numbers, but the loader's sampler cannot change its part: use BlockedBatches with whole blocks");
 }
 

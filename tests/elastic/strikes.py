@@ -99,7 +99,7 @@ ENDED = {("kills", "10"): ("rank 1 was killed by signal 9 (SIGKILL) after step 5
                            "rank 1 was killed by signal 9 (SIGKILL); step 6 " + KILLED_TWICE.format(1),
                            "rank 1 was in backward of step 6"),
          ("absent", "0.5"): ("; another process replaces it",
-                             "rank 1's new process has not joined within 0.5 s after the last loss"),
+                             "rank 1's new process has not joined within 0.5 s after the last failure"),
          ("fails", "10"): ("rank 1 is replaced after", "step 12 fails on rank 0",
                            "ranks 1, 2 were in backward of step 13, waiting for rank 0 in all_reduce")}
 STOPPED = "was stopped by a signal for more than 500 ms"

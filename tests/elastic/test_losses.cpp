@@ -206,7 +206,7 @@ TEST_CASE("more losses than are allowed end a job, where there are not 100 steps
   job.members[1].commit(after_step(101));
   for (int i = 0; i < 2; ++i) CHECK(job.losses.lose(0) == Loss::replaced);
   CHECK(job.losses.lose(0) == Loss::ends_job);
-  CHECK_THAT(job.losses.reason(), ContainsSubstring("more than 2 losses without 100 steps"));
+  CHECK_THAT(job.losses.reason(), ContainsSubstring("more than 2 failures without 100 steps"));
 }
 
 TEST_CASE("a loss is reported with the time until the new process has received the state") {
@@ -284,7 +284,7 @@ TEST_CASE("ranks that do not come together after a loss are named") {
   std::optional<JobLosses::Absence> absence = job.losses.overdue(kAtOnce);
   REQUIRE(absence);
   CHECK(absence->rank == 1);
-  CHECK(absence->message == "rank 1's new process, rank 2 have not joined within -0.001 s after the last loss");
+  CHECK(absence->message == "rank 1's new process, rank 2 have not joined within -0.001 s after the last failure");
   job.members[2].arrive();
   absence = job.losses.overdue(kAtOnce);
   REQUIRE(absence);

@@ -111,7 +111,7 @@ TEST_CASE("the loss that was put in is named, with its size and interval") {
   CHECK_THAT(said(kHalf, two), contains("divided by 2; of it 1,00") && contains(": waiting for all-reduces."));
   // Compute that is slower is put down to devices side by side where copies are as slow, else to nothing.
   const StepParts slow = half_and(&StepParts::backward, 1000);
-  CHECK_THAT(said(kHalf, slow), contains("what causes the loss of ddp on 2 devices"));
+  CHECK_THAT(said(kHalf, slow), contains("what causes the lost time of ddp on 2 devices"));
   Results results = planted(kHalf, slow, 0.002);
   Run copies = results.runs[2];
   copies.mode = "copies";
@@ -127,7 +127,7 @@ TEST_CASE("no sentence names a cause that the rounds don't show, the screen none
     const Results unclear = planted(kHalf, slow, 0.04, seed);
     const std::string text = duet_test::findings_text(unclear), screen = first_screen(unclear, {});
     CHECK_THAT(text, !duet_test::ContainsSubstring("waiting for all-reduces") &&
-                         duet_test::ContainsSubstring("what causes the loss of ddp on 2 devices"));
+                         duet_test::ContainsSubstring("what causes the lost time of ddp on 2 devices"));
     CHECK_THAT(screen, !duet_test::ContainsSubstring("waiting for all-reduces"));
     const Results clear = planted(kHalf, half_and(&StepParts::communication, 3000), 0.04, seed);
     CHECK_THAT(duet_test::findings_text(clear), duet_test::ContainsSubstring(": waiting for all-reduces."));
