@@ -58,11 +58,11 @@ ALL = ["A", "B", "C", "D"]
 OWN = [[piece] for piece in ALL]
 NONE = [[] for _ in ALL]
 COLLECTIVES = (
-    ("broadcast", "every rank gets what rank 0 has", [["A"], [], [], []], [["A"]] * RANKS),
+    ("broadcast", "every rank gets the data of rank 0", [["A"], [], [], []], [["A"]] * RANKS),
     ("reduce", "rank 0 gets the sum", OWN, [["sum"], *OWN[1:]]),
     ("all_reduce", "every rank gets the sum", OWN, [["sum"]] * RANKS),
-    ("scatter", "every rank gets a piece of rank 0's", [ALL, *NONE[1:]], OWN),
-    ("gather", "rank 0 gets a piece of every rank", OWN, [ALL, *NONE[1:]]),
+    ("scatter", "every rank gets one of rank 0's pieces", [ALL, *NONE[1:]], OWN),
+    ("gather", "rank 0 gets the pieces of all ranks", OWN, [ALL, *NONE[1:]]),
     ("all_gather", "every rank gets all pieces", OWN, [ALL] * RANKS),
 )
 
@@ -122,7 +122,7 @@ def dp_step_parts():
                 yield arrow(away, ends[0], away, ends[1])
         x += width
     y = top + 3 * row + 6
-    yield text(left, y, "Arrows: rows of the batch (scatter), all parameters (replicate), outputs (gather), all gradients (sum).", 12,
+    yield text(left, y, "Arrows: samples of the batch (scatter), all parameters (replicate), outputs (gather), all gradients (sum).", 12,
                kind="dim")
 
 
@@ -151,21 +151,21 @@ def ddp_step_parts():
     yield text(16, 26, "One step of DistributedDataParallel on two ranks", 15, weight="bold")
     yield text(16, 46, "Time goes to the right, widths are not to scale. Purple: backward, from the last layer to the first. Dashed: waiting.", 12,
                kind="dim")
-    for name, parts in (("rank 0", DDP_COMPUTE), ("together", DDP_SENT), ("rank 1", DDP_COMPUTE)):
+    for name, parts in (("rank 0", DDP_COMPUTE), ("link", DDP_SENT), ("rank 1", DDP_COMPUTE)):
         yield text(16, top + 19, name, 12, kind="dim")
         yield from lane(left, top, parts)
         top += 34
     yield text(16, top + 42, "The same step with gradients averaged by hand", 15, weight="bold")
-    yield text(16, top + 62, "One all_reduce for each of the eight parameters, when backward has ended: nothing is hidden.", 12,
+    yield text(16, top + 62, "One all_reduce for each of the eight parameters, after backward: no communication is hidden.", 12,
                kind="dim")
-    for name, parts in (("each rank", AVERAGED), ("together", AVERAGED_SENT)):
+    for name, parts in (("each rank", AVERAGED), ("link", AVERAGED_SENT)):
         yield text(16, top + 97, name, 12, kind="dim")
         yield from lane(left, top + 78, parts)
         top += 34
 
 
 def ddp_step():
-    return page(822, 322, "A step of DistributedDataParallel: a bucket is summed while backward goes on with earlier layers",
+    return page(822, 322, "A step of DistributedDataParallel: a bucket is summed while backward continues with earlier layers",
                 ddp_step_parts())
 
 
@@ -205,8 +205,8 @@ def ring_panel(x, y, name, arrived, have):
 
 def ring_parts():
     yield text(16, 26, "All-reduce as a ring of four ranks: 3 steps that add, 3 steps that copy", 15, weight="bold")
-    yield text(16, 46, "In every step a rank sends one chunk, a quarter of the buffer, to its right neighbour. Framed: what has "
-               "just arrived. 0+1: the sum of ranks 0 and 1.", 12, kind="dim")
+    yield text(16, 46, "In every step a rank sends one chunk, a quarter of the buffer, to its right neighbour. Framed: just "
+               "arrived. 0+1: the sum of ranks 0 and 1.", 12, kind="dim")
     for number, state in enumerate(ring_states()):
         place = number if number < 4 else number + 1
         yield from ring_panel(16 + place % 4 * 242, 62 + place // 4 * 168, *state)
@@ -229,8 +229,7 @@ def owners_parts():
     blocks, devices = 8, 3
     left, width, leaf_y, level = 120, 76, 84, 58
     yield text(16, 26, "Three devices own the eight blocks of a batch", 15, weight="bold")
-    yield text(16, 46, "Every sum is joined by this one tree. A device publishes a sum for each largest branch that is all its own "
-               "(framed).", 12, kind="dim")
+    yield text(16, 46, "All sums follow this tree. Framed: a device publishes the sum of each largest branch that is all its own.", 12, kind="dim")
     owner = [next(w for w in range(devices) if (w + 1) * blocks // devices > block) for block in range(blocks)]
 
     def node(low, high):
@@ -263,20 +262,20 @@ def owners_parts():
 
 def owners():
     return page(744, 296, "Eight blocks of a batch, owned by three devices, and the tree over them: device 0 publishes the sum of "
-                "blocks 0 and 1, device 1 that of 2 and 3 and block 4, device 2 block 5 and the sum of 6 and 7", owners_parts())
+                "blocks 0 and 1, device 1 the sum of 2 and 3, and block 4, device 2 block 5, and the sum of 6 and 7", owners_parts())
 
 
 # What lies in memory for two devices, from the bottom up: (words, height, colour).
 VALUES, MOMENTUM = ("parameters", 30, "forward"), ("momentum", 30, "update")
-SUM, OWN_GRADIENTS, GRADIENTS = (("gradients: sum", 30, "backward"), ("gradients of its rows", 30, "backward"),
+SUM, OWN_GRADIENTS, GRADIENTS = (("sum of gradients", 30, "backward"), ("own gradients", 30, "backward"),
                                  ("gradients", 30, "backward"))
-HALF = ("activations, B/2 rows", 56, "other")
+HALF = ("activations of B/2", 56, "other")
 MEMORY = (
     ("DataParallel, PyTorch", "one process, two GPUs", (
-        ("GPU 0", (VALUES, SUM, MOMENTUM, OWN_GRADIENTS, HALF, ("outputs of all B rows", 30, "alone"))),
+        ("GPU 0", (VALUES, SUM, MOMENTUM, OWN_GRADIENTS, HALF, ("outputs of B", 30, "alone"))),
         ("GPU 1", (("copied parameters", 30, "forward"), OWN_GRADIENTS, HALF)))),
     ("DataParallel, duet", "one process, two CPU devices", (
-        ("the host", (VALUES, SUM, MOMENTUM, OWN_GRADIENTS, OWN_GRADIENTS, HALF, HALF, ("outputs of all B rows", 30, "alone"))),)),
+        ("main memory", (VALUES, SUM, MOMENTUM, OWN_GRADIENTS, OWN_GRADIENTS, HALF, HALF, ("outputs of B", 30, "alone"))),)),
     ("DistributedDataParallel", "two processes", (
         ("rank 0", (VALUES, GRADIENTS, MOMENTUM, HALF)),
         ("rank 1", (VALUES, GRADIENTS, MOMENTUM, HALF)))),
@@ -284,9 +283,9 @@ MEMORY = (
 
 
 def memory_parts():
-    yield text(16, 26, "What a step holds in memory, by process", 15, weight="bold")
-    yield text(16, 46, "A batch of B rows on two devices; heights are not to scale. Each process also has the program and its "
-               "images.", 12, kind="dim")
+    yield text(16, 26, "Memory of a step, by process", 15, weight="bold")
+    yield text(16, 46, "A batch of B samples on two devices; heights are not to scale. Each process also has the program and its "
+               "data.", 12, kind="dim")
     x, floor, wide = 16, 418, 158
     for name, about, places in MEMORY:
         yield text(x, 76, name, 13, weight="bold")
@@ -312,13 +311,13 @@ COST = (
     ("ddp on two", "T(B/2) + s + w + c + x", (("f", 54, "other"), ("p B / 2", 220, "forward"), ("s", 44, "backward"), ("w", 36, None),
                                          ("c", 50, "communication"), ("x", 22, "other"))),
 )
-COST_WORDS = ("f: what a step costs however few rows it has. p: what a row costs. B: rows of a batch.",
-              "s: two devices slow each other down. w: waiting for the other rank.",
-              "c: communication that backward does not hide. x: the wrapper, and what is unexplained.")
+COST_WORDS = ("f: the fixed part of a step. p: the time of one sample. B: samples in a batch.",
+              "s: two devices slow each other down. w: waiting for the slower rank.",
+              "c: communication that backward doesn't hide. x: the wrapper, and the unexplained rest.")
 
 
 def cost_parts():
-    yield text(16, 26, "Why two devices are not twice as fast", 15, weight="bold")
+    yield text(16, 26, "Why two devices aren't twice as fast", 15, weight="bold")
     yield text(16, 46, "The time of a step; widths are not to scale.", 12, kind="dim")
     for number, (name, formula, parts) in enumerate(COST):
         y = 66 + number * 46
@@ -331,17 +330,17 @@ def cost_parts():
 
 
 def cost():
-    return page(690, 274, "A step on one device, half of it, and what a step of ddp on two devices has beyond that half", cost_parts())
+    return page(690, 274, "A step on one device, half of it, and the additional parts of a step of ddp on two devices", cost_parts())
 
 
-# A loss of rank 1 in step 8, and what follows.
+# Rank 1 is lost in step 8, and what follows.
 RECOVERY = (
     ("launcher", (("", 186, "gap"), ("generation 1", 96, "other"))),
-    ("rank 0", (("step 7", 90, "forward"), ("step 8, waits", 96, "forward"), ("void", 96, None), ("agrees", 120, None),
+    ("rank 0", (("step 7", 90, "forward"), ("step 8, waits", 96, "forward"), ("discarded", 96, None), ("waits for rank 1", 120, None),
                 ("gives state", 110, "communication"), ("step 8 again", 110, "forward"), ("step 9", 80, "forward"))),
     ("rank 1", (("step 7", 90, "forward"), ("step 8", 60, "forward"), ("", 36, "gap"), ("new process", 216, "alone"),
                 ("takes state", 110, "communication"), ("step 8 again", 110, "forward"), ("step 9", 80, "forward"))),
-    ("rank 2", (("step 7", 90, "forward"), ("step 8, waits", 96, "forward"), ("void", 96, None), ("agrees", 230, None),
+    ("rank 2", (("step 7", 90, "forward"), ("step 8, waits", 96, "forward"), ("discarded", 96, None), ("waits for rank 1", 230, None),
                 ("step 8 again", 110, "forward"), ("step 9", 80, "forward"))),
 )
 
@@ -357,8 +356,8 @@ def recovery_parts():
 
 
 def recovery():
-    return page(802, 214, "Rank 1 is killed, the others make the step void, a new process takes the state of rank 0, and the step "
-                "is done again", recovery_parts())
+    return page(802, 214, "Rank 1 is killed, the others discard the step, a new process takes the state of rank 0, and the step "
+                "is repeated", recovery_parts())
 
 
 # After each epoch of docs/contributing/evidence_networks.md: (name, colour, test losses, test accuracies).
@@ -389,12 +388,12 @@ def curves(x, title, ticks, form, lines):
 
 def training_parts():
     yield text(16, 26, "ResNet-18 learns Fashion-MNIST", 15, weight="bold")
-    yield text(16, 45, "After each epoch, of images that were not trained on.", 12, kind="dim")
+    yield text(16, 45, "On the test images, after each epoch.", 12, kind="dim")
     for number, (name, colour, _, _) in enumerate(TRAININGS):
         yield from box(300 + 124 * number, 12, 118, 19, COLOURS[colour], name, 11)
     losses, accuracies = ([(training[1], training[part]) for training in TRAININGS] for part in (2, 3))
-    yield from curves(16, "Loss", (0, 0.2, 0.4, 0.6, 0.8), ".1f", losses)
-    yield from curves(366, "Accuracy, per cent", (80, 85, 90, 95), "g", accuracies)
+    yield from curves(16, "Test loss", (0, 0.2, 0.4, 0.6, 0.8), ".1f", losses)
+    yield from curves(366, "Test accuracy, per cent", (80, 85, 90, 95), "g", accuracies)
 
 
 def training():
