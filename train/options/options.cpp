@@ -302,7 +302,7 @@ void add_collectives(CLI::App& bench, CollectiveOptions& options) {
   require<UsageError>(what != "step", "duet bench step is a part of duet compare now: --vs-torch PYTHON");
   require<UsageError>(what != "overhead",
                       "duet bench overhead is a benchmark of the tests now: tests/benchmarks/bare_loop "
-                      "(docs/explanation/measuring.md)");
+                      "(docs/howto/performance.md)");
   const std::vector<std::string> known(kCollectives.begin(), kCollectives.end());
   const std::string hint = what.empty() ? "" : did_you_mean(what, known);
   throw UsageError(concat("duet bench: ", what.empty() ? "no benchmark" : concat("unknown '", what, "'"),
