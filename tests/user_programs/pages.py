@@ -11,7 +11,7 @@ import os
 import re
 import sys
 
-PAGES = ("README.md", *(f"docs/howto/{name}.md" for name in ("own_network", "own_data", "ddp", "checkpoints")))
+PAGES = ("README.md", *(f"docs/howto/{name}.md" for name in ("own_network", "own_operator", "own_data", "ddp", "checkpoints")))
 OPERATOR = "examples/own_operator.cpp"
 
 
