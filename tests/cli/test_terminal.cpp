@@ -74,14 +74,19 @@ TEST_CASE("floats print as Python prints them") {
   CHECK(python_float(std::nan("")) == "nan");
 }
 
-TEST_CASE("text without UTF-8 is ASCII of the same width") {
-  for (const std::string text : {"a · b", "1.79x ±0.02", "1,217 us ±692", " ▕██  ▏ epoch", "cut…", "über"}) {
+TEST_CASE("text without UTF-8 is ASCII of the same width, but for paths") {
+  for (const std::string text :
+       {"a · b", "a ·\nb ·…", "1.79x ±0.02", "1,217 us ±692", " ▕██  ▏ epoch", "cut…", "cut… b"}) {
     INFO(text);
     const std::string plain = ascii(text);
     CHECK(plain.size() == width(text));
     CHECK(std::all_of(plain.begin(), plain.end(), [](char c) { return static_cast<unsigned char>(c) < 0x80; }));
   }
   CHECK(ascii("duet · 1.79x ±0.02") == "duet - 1.79x+-0.02");
+  for (const std::string path : {"/tmp/über/a·b…c/±.so", "/tmp/zwei  Leerzeichen", "\xff/latin1"}) {
+    CHECK(ascii("report " + path + "/index.html") == "report " + path + "/index.html");
+    CHECK(wrapped("report " + path, 80, 2) == std::vector{"  report " + path});
+  }
 }
 
 TEST_CASE("the first locale that is set decides on UTF-8") {

@@ -6,6 +6,8 @@
 #include <algorithm>
 #include <array>
 #include <boost/algorithm/string/case_conv.hpp>
+#include <boost/algorithm/string/replace.hpp>
+#include <boost/algorithm/string/split.hpp>
 #include <charconv>
 #include <chrono>
 #include <cmath>
@@ -77,23 +79,18 @@ std::string flush_right(const std::string& text, std::size_t column) {
 }
 
 std::string ascii(const std::string& text) {
-  constexpr std::array<std::pair<std::string_view, const char*>, 7> kSimilar = {
-      {{" ±", "+-"}, {"·", "-"}, {"×", "x"}, {"…", "~"}, {"█", "#"}, {"▕", "["}, {"▏", "]"}}};
-  std::string out;
-  for (std::size_t i = 0; i < text.size();) {
-    const auto known = std::find_if(kSimilar.begin(), kSimilar.end(), [&](const auto& pair) {
-      return text.compare(i, pair.first.size(), pair.first) == 0;
-    });
-    if (known != kSimilar.end()) {
-      out += known->second;
-      i += known->first.size();
-    } else if ((static_cast<unsigned char>(text[i]) & 0x80U) == 0) {
-      out += text[i++];
-    } else {
-      out += '?';
-      while (++i < text.size() && (static_cast<unsigned char>(text[i]) & 0xC0U) == 0x80U) continue;
-    }
-  }
+  // With their surroundings in duet's texts: elsewhere they are of a user's path.
+  constexpr std::array<std::pair<const char*, const char*>, 8> kSimilar = {{{" ±", "+-"},
+                                                                            {" ·", " -"},
+                                                                            {"… ", "~ "},
+                                                                            {"…\n", "~\n"},
+                                                                            {"…\x1b", "~\x1b"},
+                                                                            {" ▕", " ["},
+                                                                            {"█", "#"},
+                                                                            {"▏ ", "] "}}};
+  std::string out = text + "\n";
+  for (const auto& [own, similar] : kSimilar) boost::algorithm::replace_all(out, own, similar);
+  out.pop_back();
   return out;
 }
 
@@ -209,10 +206,10 @@ std::string cut(const std::string& text, std::size_t columns) {
 }
 
 std::vector<std::string> wrapped(const std::string& text, std::size_t columns, std::size_t indent) {
-  std::vector<std::string> lines;
+  std::vector<std::string> lines, words;
   std::string line;
-  std::istringstream words(text);
-  for (std::string word; words >> word;) {
+  boost::split(words, text, [](char letter) { return letter == ' '; });  // all blanks stay: they may be a path's
+  for (const std::string& word : words) {
     if (!line.empty() && indent + width(line) + 1 + width(word) > columns) {
       lines.push_back(std::string(indent, ' ') + line);
       line.clear();
@@ -221,6 +218,13 @@ std::vector<std::string> wrapped(const std::string& text, std::size_t columns, s
   }
   if (!line.empty()) lines.push_back(std::string(indent, ' ') + line);
   return lines;
+}
+
+std::string wrapped_text(const std::string& text, int columns, int indent) {
+  std::string out;
+  for (const std::string& line : wrapped(text, static_cast<std::size_t>(columns), static_cast<std::size_t>(indent)))
+    out += line + "\n";
+  return out;
 }
 
 }  // namespace duet::cli

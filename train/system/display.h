@@ -33,8 +33,8 @@ std::size_t width(const std::string& text);
 std::string flush_left(const std::string& text, std::size_t column);
 std::string flush_right(const std::string& text, std::size_t column);
 
-/// Replaces the characters of UTF-8 text that duet prints by similar ones of ASCII, and others by "?". The text keeps
-/// its width.
+/// Replaces the characters that duet itself prints by similar ones of ASCII. The text keeps its width, and the user's
+/// own words, such as paths, their bytes.
 std::string ascii(const std::string& text);
 /// Whether a locale of these values of LC_ALL, LC_CTYPE and LANG, each of which may be null, has UTF-8.
 bool takes_utf8(const char* lc_all, const char* lc_ctype, const char* lang);
@@ -66,6 +66,8 @@ std::string red(const std::string& text, TerminalStyle style);
 std::string cut(const std::string& text, std::size_t columns);
 /// Lines of whole words, with an indent before each; a word that is wider than a line has one of its own.
 std::vector<std::string> wrapped(const std::string& text, std::size_t columns, std::size_t indent);
+/// The same lines in one text, each with its end.
+std::string wrapped_text(const std::string& text, int columns, int indent = 0);
 
 /// Where a training stands.
 struct Progress {
