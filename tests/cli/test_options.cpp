@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <cstddef>
 #include <sstream>
 #include <string>
@@ -257,7 +258,6 @@ TEST_CASE("wrong options are named in one line") {
       {{"compare", "--batch", "9223372036854775807", "--devices", "4", "--scaling", "weak"},
        "--batch is 9223372036854775807, too large for each of 4 devices"},
       {{"compare", "--scaling", "linear"}, "--scaling: unknown 'linear', expected strong or weak"},
-      {{"compare", "--repeats", "2"}, "--repeats was replaced by --time-budget"},
       {{"compare", "--time-budget=-1"}, "--time-budget is -1"},
       {{"train", "--copies", "--devices", "2"}, "--copies is for --untrained only"},
       {{"train", "--untrained"}, "--untrained is for --bursts"},
@@ -307,9 +307,7 @@ TEST_CASE("wrong options are named in one line") {
       {{"bench", "leap"},
        "duet bench: unknown 'leap', expected all_reduce, all_gather, broadcast, reduce_scatter or all_to_all"},
       {{"bench", "all_reduse"}, "unknown 'all_reduse', did you mean all_reduce?"},
-      {{"bench", "step", "--repeats", "2"}, "duet bench step is a part of duet compare now: --vs-torch PYTHON"},
       {{"train", "--libtorch", "wrapper"}, "--libtorch is for --bursts"},
-      {{"bench", "overhead"}, "duet bench overhead is a benchmark of the tests now: tests/benchmarks/bare_loop"},
       {{"compare", "--vs-torch", "python3", "--device", "cuda"}, "--vs-torch is for CPU devices"},
       {{"compare", "--vs-torch", "python3", "--optimizer", "adam"},
        "--vs-torch: the peer trains by sgd, in fp32 and with plain batch norm; got --optimizer"},
@@ -371,7 +369,7 @@ TEST_CASE("help names every option with its default") {
     INFO(option);
     CHECK_THAT(launch, duet_test::ContainsSubstring(option));
   }
-  for (const char* hidden : {"--bursts", "--untrained", "--copies", "--libtorch", "--repeats"}) {
+  for (const char* hidden : {"--bursts", "--untrained", "--copies", "--libtorch"}) {
     INFO(hidden);
     CHECK(compare.find(hidden) == std::string::npos);
     CHECK(train.find(hidden) == std::string::npos);
@@ -475,4 +473,21 @@ TEST_CASE("help names the values that an option takes") {
   }
   CHECK_THAT(predict, duet_test::ContainsSubstring("Values: pcie4, nvlink4, 10gbe, 100gbe or ndr "));
   CHECK_THAT(predict, duet_test::ContainsSubstring("Values: ddp, dp or averaging "));
+}
+
+TEST_CASE("help arranges only options that a command has") {
+  std::string all;
+  for (const std::vector<std::string>& command : std::vector<std::vector<std::string>>{
+           {"compare"}, {"show"}, {"predict"}, {"train"}, {"launch"}, {"bench", "all_reduce"}, {"info"}}) {
+    std::vector<std::string> arguments = command;
+    arguments.emplace_back("--help");
+    std::string help = printed(arguments);
+    std::replace(help.begin(), help.end(), ',', ' ');
+    std::replace(help.begin(), help.end(), '\n', ' ');
+    all += help;
+  }
+  for (const std::string& option : arranged_options()) {
+    INFO(option);
+    CHECK_THAT(all, duet_test::ContainsSubstring("--" + option + " "));
+  }
 }

@@ -63,15 +63,9 @@ const std::vector<Group>& groups() {
 
 /// What -h lists of a command with many options.
 const std::vector<std::string> kMostUsed = {
-    "help",       "mode",          "modes", "devices", "model",  "data",      "epochs",   "batch",        "lr",
-    "checkpoint", "resume",        "out",   "nproc",   "nnodes", "node-rank", "elastic",  "max-restarts", "log-dir",
-    "backend",    "rdzv-endpoint", "hosts", "link",    "wide",   "min-bytes", "max-bytes"};
-
-std::string joined(const std::vector<std::string>& lines) {
-  std::string text;
-  for (const std::string& line : lines) text += line + "\n";
-  return text;
-}
+    "help",       "mode",          "modes", "devices", "model",  "data",      "epochs",  "batch",        "lr",
+    "checkpoint", "resume",        "out",   "nproc",   "nnodes", "node-rank", "elastic", "max-restarts", "log-dir",
+    "backend",    "rdzv-endpoint", "hosts", "link",    "wide",   "parts",     "svg",     "min-bytes",    "max-bytes"};
 
 /// The text of one_of() in the name of an option's type: TEXT:{a,b}.
 constexpr const char* kWordsBegin = ":{";
@@ -116,16 +110,14 @@ class Help final : public CLI::Formatter {
     return text + make_subcommands(app, mode) + "\n" + end;
   }
   std::string make_description(const CLI::App* app) const override {
-    return joined(wrapped(app->get_description(), kHelpColumns, 0));
+    return wrapped_text(app->get_description(), kHelpColumns);
   }
-  std::string make_footer(const CLI::App* app) const override {
-    return joined(wrapped(app->get_footer(), kHelpColumns, 0));
-  }
+  std::string make_footer(const CLI::App* app) const override { return wrapped_text(app->get_footer(), kHelpColumns); }
 
  private:
   static std::string entry(const std::string& name, const std::string& about) {
     constexpr std::size_t kColumn = 24;
-    const std::string text = joined(wrapped(about, kHelpColumns, kColumn)), head = "  " + name;
+    const std::string text = wrapped_text(about, kHelpColumns, kColumn), head = "  " + name;
     return width(head) + 2 > kColumn ? concat(head, "\n", text) : flush_left(head, kColumn) + text.substr(kColumn);
   }
 
@@ -178,6 +170,12 @@ std::vector<std::string> arguments_of_file(const CLI::App& app, const std::strin
       arguments.push_back(concat(name, "=", value));
   }
   return arguments;
+}
+
+std::vector<std::string> arranged_options() {
+  std::vector<std::string> names = kMostUsed;
+  for (const Group& group : groups()) names.insert(names.end(), group.options.begin(), group.options.end());
+  return names;
 }
 
 std::string did_you_mean(const std::string& word, const std::vector<std::string>& known) {

@@ -112,17 +112,18 @@ void add_seconds(CLI::App& app, const std::string& names, ddp::Milliseconds& tim
 /// How the ranks find each other.
 void add_meeting(CLI::App& app, LaunchOptions& options) {
   app.add_option(both("--rdzv-endpoint"), options.rdzv_endpoint,
-                 "address of rank 0's store: HOST, HOST:PORT or [IPV6]:PORT; required with several hosts. Default: "
-                 "127.0.0.1 and a free port, or port 29500 with several hosts");
+                 "place where all ranks meet, on rank 0's host: HOST, HOST:PORT or [IPV6]:PORT; required with several "
+                 "hosts. Default: 127.0.0.1 and a free port, or 29500 with several hosts");
   app.add_option(both("--rdzv-backend"), options.rdzv_backend,
-                 "accepted as in torchrun: both names mean the store of rank 0, and several hosts need --node-rank")
+                 "accepted as in torchrun: both names mean that the ranks meet on rank 0's host")
       ->check(one_of({"static", "c10d"}));
   app.add_option(both("--rdzv-id"), options.job.run_id,
                  "name of the job, the same on all hosts; ranks with another name can't join, and restarts resume only "
                  "this job's checkpoints. Default: a new one");
   app.add_option(both("--master-addr"), options.master_addr,
-                 "address of rank 0's store, without the port. Default: 127.0.0.1");
-  app.add_option(both("--master-port"), options.master_port, "port of rank 0's store; 0: a free one")
+                 "host of rank 0, where all ranks meet: its name or address, without a port. Default: 127.0.0.1");
+  app.add_option(both("--master-port"), options.master_port,
+                 "port on rank 0's host where all ranks meet; 0: a free one, or 29500 with several hosts")
       ->check(in_range(0, kMaxPort));
   app.add_option("--interface", options.job.interface,
                  "network interface over which ranks exchange data, such as eth0; beyond loopback set DUET_SECRET_FILE "
@@ -165,12 +166,12 @@ void add_elastic(CLI::App& app, ddp::LaunchOptions& job, std::string (*names)(co
                  "number of additional processes of an elastic job that wait to replace a lost rank at once")
       ->check(in_range(0));
   app.add_option(names("--max-failures"), job.max_failures,
-                 "number of failures, with less than 100 steps between them, after which one more ends an elastic job")
+                 "maximum number of failures that an elastic job survives; 100 steps without one start a new count")
       ->check(in_range(0));
   add_seconds(app, names("--replace-timeout"), job.replace_timeout, 0.001,
               "seconds after a failure within which all ranks of an elastic job must have connected again");
   add_seconds(app, names("--stop-limit"), job.stop_limit, 0,
-              "seconds that a rank may be stopped (SIGSTOP) before the job ends, or replaces it if elastic");
+              "seconds for which a rank may be suspended (SIGSTOP) before the job fails, or replaces it if elastic");
 }
 
 void add_launch(CLI::App& app, LaunchOptions& options) {
@@ -218,7 +219,8 @@ void add_launch(CLI::App& app, LaunchOptions& options) {
               "seconds that one collective may take before it fails and names the missing ranks");
   add_seconds(app, "--grace", options.job.grace, 0, "seconds from SIGTERM to SIGKILL when a job is ended");
   app.add_flag("--verbose", options.job.verbose,
-               "also print each rank's cores and directory, and who joined from where");
+               "also print the cores of each rank, the process and host as which it joined, and the directory of log "
+               "files");
   app.add_option("command", options.job.command, "program and its arguments, after --")
       ->default_str("")
       ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);

@@ -200,8 +200,6 @@ void add_compare(CLI::App& app, CompareOptions& options) {
                  "seconds for rounds that time all cells against each other; fewer if every speed-up is known to 1 %. "
                  "0: no rounds, and so no intervals")
       ->check(in_range(0, 1e6));
-  const auto refuse = [](const std::string&) { throw CLI::ValidationError("--repeats was replaced by --time-budget"); };
-  app.add_option_function<std::string>("--repeats", refuse)->group("");
   app.add_option("--out", options.out, "directory for index.html, results.json and results.csv");
   app.add_option("--share", options.share,
                  "new or empty directory with results to send to others, without the names of user and host");
@@ -215,11 +213,11 @@ void add_compare(CLI::App& app, CompareOptions& options) {
 }
 
 void add_show(CLI::App& app, ShowOptions& options) {
-  app.add_option("a", options.a, "results.json, or its directory; alone: prints again the output of duet compare")
+  app.add_option("a", options.a, "comparison to print again: the directory of duet compare, or its results.json")
       ->type_name("FILE");
   app.add_option("b", options.b,
-                 "second results.json or directory: prints both side by side, with B's samples per second for each of "
-                 "A and their 95 % interval")
+                 "second comparison: prints both side by side, and how many times as fast as in the first each mode is "
+                 "in it, with a 95 % interval")
       ->type_name("FILE");
   app.add_flag("--wide", options.wide, "print all rows, columns and sentences of one comparison, not only one screen");
   app.add_flag("--tutorial", options.tutorial, "also print the tutorials' lines of one comparison");
@@ -235,7 +233,7 @@ void add_predict(CLI::App& app, PredictOptions& options) {
   add_counts(app, "--devices", options.devices, "1..8",
              "numbers of devices per host, separated by commas, or 1..8 for 1, 2, 4 and 8");
   add_counts(app, "--hosts", options.hosts, "1",
-             "numbers of hosts, written as for --devices; each host has the most devices");
+             "numbers of hosts, separated by commas, or 1..8; each host has the largest number of devices given");
   app.add_option("--link", options.link,
                  "link between hosts, or between devices of a single host; --links lists the names. Default: this "
                  "machine's link as measured")
@@ -269,11 +267,11 @@ void add_collective(CLI::App& app, CollectiveOptions& options, bool all_reduce) 
   app.add_option("--workers", options.workers, "run each rank as a process, or as a thread of one process")
       ->check(one_of({"process", "thread"}));
   add_list<std::string>(app, "--backend", options.backends, Entries::any, one_of(backend_names()), same, "auto",
-                        "transport of the collective: mpi needs mpirun, nccl --device cuda, memory --workers thread; "
-                        "auto takes the best. Several, separated by commas, are compared");
+                        "transport of the collective, or several to compare, separated by commas; auto takes the best. "
+                        "mpi needs mpirun, nccl needs --device cuda, and memory needs --workers thread");
   add_list<std::string>(app, "--algorithm", options.algorithms, Entries::any, one_of(algorithms), same, "library",
-                        "algorithm: the backend's own (library), or for all_reduce also one made of messages; several, "
-                        "separated by commas, are compared");
+                        "algorithm of the collective, or several to compare, separated by commas: the backend's own "
+                        "(library), or for all_reduce also one made of messages");
   const auto size = [&](const char* name, std::int64_t& bytes, const char* text) {
     app.add_option(name, bytes, text)->transform(CLI::AsSizeValue(false));
   };
@@ -299,10 +297,6 @@ void add_collectives(CLI::App& bench, CollectiveOptions& options) {
 }
 
 [[noreturn]] void refuse_bench(const std::string& what) {
-  require<UsageError>(what != "step", "duet bench step is a part of duet compare now: --vs-torch PYTHON");
-  require<UsageError>(what != "overhead",
-                      "duet bench overhead is a benchmark of the tests now: tests/benchmarks/bare_loop "
-                      "(docs/howto/performance.md)");
   const std::vector<std::string> known(kCollectives.begin(), kCollectives.end());
   const std::string hint = what.empty() ? "" : did_you_mean(what, known);
   throw UsageError(concat("duet bench: ", what.empty() ? "no benchmark" : concat("unknown '", what, "'"),

@@ -202,6 +202,9 @@ std::string why_no_graph(const TrainOptions& options, std::string carrier = "", 
 /// Names that --link takes: those of named_links() (compare/cost_model/simulate_step.h).
 std::vector<std::string> link_names();
 
+/// Names of the options that help puts in a group of their own, or lists as most used.
+std::vector<std::string> arranged_options();
+
 /// What parse() checks after reading, for options made elsewhere. Throws UsageError.
 void check(const TrainOptions& options);
 void check(const CompareOptions& options);

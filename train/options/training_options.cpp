@@ -100,16 +100,16 @@ template <class Visitor>
 void training_options(const Visitor& option) {
   network_options(option);
   option("--data", &Training::data,
-         "directory with MNIST's files, or with train and val, each a directory of images per class; 'synthetic' "
-         "generates images. Default: MNIST if found, else generated digits");
+         "images to train on: a directory with MNIST's files, or with train/CLASS and val/CLASS for each class; "
+         "'synthetic' generates them. Default: MNIST if found, else generated digits");
   option("--loader-workers", &Training::loader_workers, in_range(0, 1024),
          "threads per process that load batches ahead; 0: the training thread loads each when it's due");
   option("--skip-broken", &Training::skip_broken,
          "replace an image file that can't be decoded by the next one of its class, and warn; otherwise it raises an "
          "error");
   option("--blocks", &Training::blocks, one_of({"0", "8", "16", "32"}),
-         "blocks per batch (CPU devices): equal blocks give bitwise identical results on any number of devices; 0: 8 "
-         "if all numbers of devices divide it, else 32");
+         "number of blocks per batch (CPU devices); runs with equally many are bitwise identical on any number of "
+         "devices. 0: 8, or 32 if --devices doesn't divide 8");
   option("--lr", &Training::lr, in_range(0), "learning rate");
   option("--momentum", &Training::momentum, in_range(0), "momentum of SGD, 0 to below 1");
   option("--seed", &Training::seed, Check(seed_error, ""), "seed of weights, order of images and dropout");
@@ -126,10 +126,10 @@ void training_options(const Visitor& option) {
   option("--download", &Training::download, "download MNIST into ~/.cache/duet if it isn't found");
   option("--epochs", &Training::epochs, in_range(1), "number of passes over the training images");
   option("--train-images", &Training::train_images, in_range(0),
-         "number of training images to use: the first N, or of a directory N spread evenly over it; 0: all");
+         "number of training images to use: the first ones of MNIST, or evenly spread ones of a directory; 0: all");
   option("--test-images", &Training::test_images, in_range(0), "number of test images to use; 0: all");
   option("--verbose", &Training::verbose,
-         "also print who joined from where, and which launcher's variables set each rank (train)");
+         "also print, in duet train, each rank's process and host, and the environment variables that made it a rank");
 }
 
 std::array<DeviceKind, 2> choices(DeviceKind) { return {DeviceKind::cpu, DeviceKind::cuda}; }
