@@ -13,7 +13,7 @@ std::vector<std::string> unlikely_settings(const Training& training, int devices
   std::vector<std::string> sentences;
   const int threads = training.threads_per_device;
   if (training.device == DeviceKind::cpu && devices * threads > cores)
-    sentences.push_back(shared_cores_text(devices, cores, threads));
+    sentences.push_back(shared_cores_text(devices, cores, threads) + kMeasuresOverhead);
   if (training.loader_workers > cores)
     sentences.push_back(concat("--loader-workers is ", training.loader_workers, ", but there are ",
                                count_text(cores, "core"), ": more threads don't load faster"));

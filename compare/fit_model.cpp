@@ -115,11 +115,12 @@ class ModelFit {
 
   /// Copies that share cores or GPUs measure that, not how devices slow each other down.
   void fit_devices(const CellRounds& copies) {
-    const int devices = copies.cell.devices, cores = results_.machine.cores;
+    const int devices = copies.cell.devices, cores = results_.machine.cores, threads = copies.cell.threads_per_device;
     if (std::any_of(results_.runs.begin(), results_.runs.end(), [&](const Run& run) {
           return run.mode == "copies" && run.devices == devices && oversubscribed(results_, run);
         }))
-      return note(concat("copies on ", devices, " devices, which share ",
+      return note(concat("copies on ", devices, " devices",
+                         threads > 1 ? concat(" with ", threads, " threads each") : "", ", which share ",
                          !single_->on_cpu() ? "fewer GPUs" : concat(cores, cores == 1 ? " core" : " cores"),
                          ", are left out"));
     for (const Run& burst : copies.bursts) spreads_.push_back(burst.spread_share);

@@ -117,7 +117,7 @@ std::string marked_speedup(const Results& results, const Run& run) {
 
 std::string shared_cores_text(int devices, int cores, int threads) {
   const std::string all = threads == 1 ? "" : concat(devices * threads, " threads of ");
-  return concat(all, count_text(devices), " share ", count_text(cores, "core"), kMeasuresOverhead);
+  return concat(all, count_text(devices), " share ", count_text(cores, "core"));
 }
 
 std::string count_text(int count, const std::string& what) { return concat(count, " ", what, count == 1 ? "" : "s"); }

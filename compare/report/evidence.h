@@ -74,9 +74,8 @@ std::string speedup_text(const Run& run);
 std::string marked_speedup(const Results& results, const Run& run);
 /// What is said of devices without cores or GPUs of their own.
 inline constexpr const char* kMeasuresOverhead = ": this measures overhead, not scaling";
-/// "4 devices share 2 cores: this measures overhead, not scaling"; "8 threads of 4 devices share ..." with 2 threads
-/// each.
-std::string shared_cores_text(int devices, int cores, int threads = 1);
+/// "4 devices share 2 cores"; "8 threads of 4 devices share 2 cores" with 2 threads each.
+std::string shared_cores_text(int devices, int cores, int threads);
 /// "1 device", "2 devices"; so with "core".
 std::string count_text(int count, const std::string& what = "device");
 

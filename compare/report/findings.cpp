@@ -5,6 +5,7 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "compare/overhead.h"
@@ -268,17 +269,15 @@ std::vector<std::string> timed_findings(const Results& results) {
 }  // namespace
 
 std::vector<std::string> crowded(const Results& results) {
-  std::set<int> counts;
-  std::set<std::string> shared;
+  std::set<std::pair<double, std::string>> shared;  // in the order of threads
   for (const Run& run : results.runs) {
     if (run.ok && !sharing(run).empty())
-      shared.insert(sharing(run));
+      shared.emplace(run.threads(), sharing(run));
     else if (run.ok && oversubscribed(results, run) && !run.is_torch())
-      counts.insert(run.devices);
+      shared.emplace(run.threads(), shared_cores_text(run.devices, results.machine.cores, run.threads_per_device));
   }
   std::vector<std::string> sentences;
-  for (const std::string& what : shared) sentences.push_back(concat(what, kMeasuresOverhead, "."));
-  for (const int devices : counts) sentences.push_back(shared_cores_text(devices, results.machine.cores) + ".");
+  for (const auto& [threads, what] : shared) sentences.push_back(concat(what, kMeasuresOverhead, "."));
   return sentences;
 }
 

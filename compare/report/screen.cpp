@@ -258,11 +258,11 @@ std::string first_screen(const Results& results, const ScreenOptions& options) {
     for (const std::string& line : wrapped(sentence, columns, kIndent)) above.push_back(red(line, options.style));
   above.emplace_back();
   Lines foot;
-  if (!options.out.empty())
-    foot = wrapped(concat("All ", results.runs.size(), " rows and columns: --wide · report ", options.out,
-                          "/index.html · other links and hosts: duet predict ", options.out, "/results.json"),
-                   columns, kIndent);
-  if (results.partial) foot.insert(foot.begin(), red(cut(concat("  ", kPartial), columns), options.style));
+  for (const std::string& line : wrapped(results.partial ? kPartial : "", columns, kIndent))
+    foot.push_back(red(line, options.style));
+  const std::string files = concat("All ", results.runs.size(), " rows and columns: --wide · report ", options.out,
+                                   "/index.html · other links and hosts: duet predict ", options.out, "/results.json");
+  for (const std::string& line : wrapped(options.out.empty() ? "" : files, columns, kIndent)) foot.push_back(line);
   Lines below = why_block(results, columns);
   if (!below.empty()) below.insert(below.begin(), "");
   // What is least wanted has a place where rows leave one.

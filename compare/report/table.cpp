@@ -157,8 +157,8 @@ std::string table(const Results& results, TerminalStyle style, int columns) {
     }
   }
   std::string out = blocks_text(rows, blocks);
-  if (const std::string note = base_note(results); !note.empty()) out += " " + note + "\n";
-  if (results.partial) out += " " + red(kPartial, style) + "\n";
+  out += wrapped_text(base_note(results), columns, 1);
+  for (const std::string& line : wrapped(results.partial ? kPartial : "", most, 1)) out += red(line, style) + "\n";
   return out;
 }
 

@@ -31,7 +31,7 @@ Interval range_of(const std::vector<double>& values) {
 /// ", where 4 devices share 2 cores", or nothing.
 std::string shared_cores(const Results& results, const Run& run) {
   if (!run.on_cpu() || !oversubscribed(results, run)) return "";
-  return concat(", where ", count_text(run.devices), " share ", count_text(results.machine.cores, "core"));
+  return ", where " + shared_cores_text(run.devices, results.machine.cores, run.threads_per_device);
 }
 
 /// The runs of a mode that have times, by devices; the usual ones where several have as many.

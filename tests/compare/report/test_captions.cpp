@@ -41,6 +41,12 @@ std::string meaning(const Results& results, const std::string& wanted) {
 TEST_CASE("a caption speaks of longer times on more devices only where every epoch was longer") {
   Results results = duet_test::made_up();
   CHECK(says(epoch_chart(results).caption, "ddp takes longer on 4 devices than on 2, where 4 devices share 2 cores."));
+  Results threaded = results;
+  threaded.machine.cores = 4;
+  for (Run& run : threaded.runs) run.threads_per_device *= 2;
+  CHECK(says(epoch_chart(threaded).caption, "than on 2, where 8 threads of 4 devices share 4 cores."));
+  CHECK(crowded(threaded) ==
+        std::vector<std::string>{"8 threads of 4 devices share 4 cores: this measures overhead, not scaling."});
   CHECK(says(epoch_chart(results).caption, "Thick bars"));
   results.runs[5].epoch_s = {4.9, 6, 7};  // one as fast as those on 2 devices
   CHECK_FALSE(says(epoch_chart(results).caption, "takes longer"));

@@ -136,11 +136,14 @@ TEST_CASE("the first screen of 60 columns") {
 }
 
 TEST_CASE("the first screen and all columns fit a terminal of 30 columns") {
-  const Results results = full();
+  Results results = full(), narrow = duet_test::made_up();
+  results.partial = narrow.partial = true;
   for (const int columns : {30, 40, 50}) {
     const std::string screen = first_screen(results, {.columns = columns});
     CHECK_THAT(screen, duet_test::ContainsSubstring("  dp 2 "));
-    std::istringstream lines(screen + table(duet_test::made_up(), {}, columns));
+    CHECK_THAT(screen, duet_test::ContainsSubstring(" far\n"));  // ends kPartial
+    CHECK_THAT(table(narrow, {}, columns), duet_test::ContainsSubstring(" far\n"));
+    std::istringstream lines(screen + table(narrow, {}, columns));
     for (std::string line; std::getline(lines, line);) {
       INFO(line);
       const bool is_word = line.find_last_of(' ') < 3 || line.find("failed: ") != std::string::npos;  // is never broken
