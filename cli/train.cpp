@@ -1,4 +1,5 @@
 // duet train: one run, in one mode.
+#include <sched.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -270,6 +271,18 @@ std::vector<Output> outputs_of(const TrainOptions& options) {
           {.option = "--progress", .path = options.progress}};
 }
 
+/// Warns of unlikely settings, in the first rank of each host for all of its ranks. Their cores are the launcher's,
+/// which may have pinned this rank to a share of them.
+void warn_of_unlikely(const TrainOptions& options) {
+  if (!ddp::is_launched_rank()) return warn_of_unlikely(options, options.devices);
+  const ddp::RankInfo place = ddp::rank_info();
+  if (place.local_rank != 0 || Recovery::instance().replaces()) return;
+  cpu_set_t cores;
+  const bool known = ::sched_getaffinity(::getppid(), sizeof cores, &cores) == 0;
+  warn_of_unlikely(options, has_ranks(options.mode) ? place.local_world_size : options.devices,
+                   known ? std::min(CPU_COUNT(&cores), quota_cores()) : usable_cores());
+}
+
 /// Whether the launcher ends all ranks as soon as one fails: else they would wait for a rank 0 that does not join.
 bool ends_together(const ddp::RankInfo& place) {
   return std::getenv(ddp::kJobVariable) != nullptr && place.local_world_size == place.world_size;
@@ -293,8 +306,7 @@ int run(const TrainOptions& options, const std::string&) {
   if (!options.port_range.empty()) setenv(ddp::kPortRangeVariable, options.port_range.c_str(), 1);
   require_available(options.device);
   require_files(options);
-  if (options.progress.empty() && !ddp::is_launched_rank())  // else duet compare, or duet launch, started it
-    warn_of_unlikely(options, options.devices);
+  warn_of_unlikely(options);
   if (options.workers == "thread") {
     require<UsageError>(!ddp::is_launched_rank(),
                         "--workers thread, but a launcher has started this process as a rank");

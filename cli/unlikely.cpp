@@ -1,9 +1,10 @@
 #include "cli/unlikely.h"
 
 #include <cstdio>
+#include <cstdlib>
 
 #include "compare/report/evidence.h"
-#include "lib/base/threads.h"
+#include "lib/base/environment.h"
 #include "lib/error.h"
 
 namespace duet::cli {
@@ -22,8 +23,11 @@ std::vector<std::string> unlikely_settings(const Training& training, int devices
   return sentences;
 }
 
-void warn_of_unlikely(const Training& training, int devices) {
-  for (const std::string& sentence : unlikely_settings(training, devices, usable_cores()))
+void warn_of_unlikely(const Training& training, int devices, int cores) {
+  constexpr const char* kWarned = "DUET_WARNED";
+  if (environment_variable(kWarned)) return;
+  ::setenv(kWarned, "1", 1);
+  for (const std::string& sentence : unlikely_settings(training, devices, cores))
     std::fprintf(stderr, "warning: %s\n", sentence.c_str());
 }
 

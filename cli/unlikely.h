@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "lib/base/threads.h"
 #include "train/options/options.h"
 
 namespace duet::cli {
@@ -11,7 +12,7 @@ namespace duet::cli {
 /// Returns a sentence for each setting of such a training that is hardly meant: more threads than cores, more loader
 /// threads than cores, a learning rate above 10.
 std::vector<std::string> unlikely_settings(const Training& training, int devices, int cores);
-/// Prints them as warnings to stderr, for the cores of this process.
-void warn_of_unlikely(const Training& training, int devices);
+/// Prints them as warnings to stderr, once for this process and those that it starts.
+void warn_of_unlikely(const Training& training, int devices, int cores = usable_cores());
 
 }  // namespace duet::cli

@@ -74,6 +74,15 @@ def check_quiet(duet):
     assert result.returncode == 0 and result.stderr == "" and result.stdout.startswith("\nduet "), result
 
 
+def check_warnings(duet):
+    """unlikely settings are warned of once, also with --progress and under a launcher"""
+    train = ("train", "--quiet", *SMALL, "--epochs", "1", "--lr", "50")
+    for command in (train, (*train, "--progress", "file"), (*train, "--mode", "ddp", "--devices", "2"), (*COMPARED, "--lr", "50"),
+                    ("launch", "-n", "2", "--", duet.path, *train, "--mode", "ddp")):
+        result = duet.run(*command)
+        assert result.returncode == 0 and result.stderr.count("warning: --lr is 50") == 1, result
+
+
 def check_nccl(duet):
     """where there is no GPU, --backend nccl is a wrong command line, and no rank starts"""
     for arguments in (("train", "--mode", "ddp"), ("compare", "--modes", "ddp")):
@@ -99,7 +108,7 @@ def check_training_options(duet):
 
 def main(program):
     failed = 0
-    checks = (check_show, check_show_refuses, check_config, check_quiet, check_nccl, check_training_options)
+    checks = (check_show, check_show_refuses, check_config, check_quiet, check_warnings, check_nccl, check_training_options)
     for check in checks:
         with tempfile.TemporaryDirectory() as folder:
             try:
