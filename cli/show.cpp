@@ -49,7 +49,11 @@ void show_again(const ShowOptions& options, TerminalStyle style, std::FILE* out)
   const std::string file = results_file(options.a);
   Results results = options.parts ? comparison_or_run(file) : read_results(file);
   clean(results);
-  if (!options.svg.empty()) return write_output(options.svg, to_svg(speedup_chart(results)));
+  if (!options.svg.empty()) {
+    Chart chart = speedup_chart(results);
+    chart.caption += concat(" ", setting_line(results), ".");
+    return write_output(options.svg, with_prefix([&] { return file + ": "; }, [&] { return to_svg(chart); }));
+  }
   if (options.parts) return put(out, parts_text(results, terminal_columns(out, kAnyWidth)));
   const ShowSettings settings{
       .wide = options.wide, .tutorial = options.tutorial, .style = style, .out = report_folder(file)};
@@ -62,11 +66,12 @@ void print_execution_times(const Results& results, std::FILE* out) {
 
 /// All rows and columns, and all sentences.
 void print_wide(const Results& results, TerminalStyle style, std::FILE* out) {
-  put(out, "\n" + table(results, style, terminal_columns(out, kAnyWidth)));
+  const int columns = terminal_columns(out, kAnyWidth);
+  put(out, "\n" + table(results, style, columns));
   print_execution_times(results, out);
   const auto print = [&](const char* title, const std::vector<std::string>& lines) {
     if (!lines.empty()) put(out, concat("\n", bold(title, style), "\n"));
-    for (const std::string& line : lines) put(out, concat("  ", line, "\n"));
+    for (const std::string& line : lines) put(out, wrapped_text(line, columns, 2));
   };
   print("Findings", findings(results));
   print("What a step loses", overhead_lines(results));

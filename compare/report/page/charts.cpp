@@ -28,6 +28,8 @@ Interval range_of(const std::vector<double>& values) {
   return {median(values), *low, *high};
 }
 
+std::string mode_colour(const Run& run) { return run.is_torch() ? "torch" : run.mode; }
+
 /// ", where 4 devices share 2 cores", or nothing.
 std::string shared_cores(const Results& results, const Run& run) {
   if (!run.on_cpu() || !oversubscribed(results, run)) return "";
@@ -105,7 +107,8 @@ Chart memory_bars(const Results& results, std::vector<double> Run::*memory, cons
     std::string tip = row_label(results, run) + ", " + owner;
     for (std::size_t i = 0; i < mb.size(); ++i) tip += concat(i > 0 ? ", " : " ", i, ": ", fixed(mb[i], 0), " MB");
     const double most = range_of(mb).high;
-    chart.bar(run.mode).add(chart.add_row(row_label(results, run)), {most, 0, most}, tip);
+    chart.series_of(run.mode, mode_colour(run), "bar")
+        .add(chart.add_row(row_label(results, run)), {most, 0, most}, tip);
   }
   return chart;
 }
@@ -224,9 +227,10 @@ Chart speedup_chart(const Results& results) {
     const std::string limit = above_limit(results, run), label = row_label(results, run);
     const Interval speedup = drawn_speedup(run);
     const double row = chart.add_row(label);
-    chart.bar(run.mode).add(
-        row, speedup,
-        concat(label, ": ", fixed(speedup.middle, 2), "x, ", times_range(speedup), limit.empty() ? "" : ", " + limit));
+    chart.series_of(run.mode, mode_colour(run), "bar")
+        .add(row, speedup,
+             concat(label, ": ", fixed(speedup.middle, 2), "x, ", times_range(speedup),
+                    limit.empty() ? "" : ", " + limit));
     const auto mark = [&](const std::string& what, const char* colour, double value) {
       chart.series_of(what, colour, "mark").add(row, value, concat(label, ", ", what, ": ", fixed(value, 2), "x"));
     };
@@ -287,7 +291,7 @@ Chart epoch_chart(const Results& results) {
     counts.insert(run.devices);
     const std::string name = row_name(results, run);
     const Interval range = range_of(run.epoch_s);
-    ChartSeries& line = chart.series_of(name, run.mode, "line");
+    ChartSeries& line = chart.series_of(name, mode_colour(run), "line");
     line.add(run.devices, range,
              concat(name, " on ", run.devices, ": ", seconds(range.middle), " s (", seconds(range.low), "..",
                     seconds(range.high), ")"));
@@ -310,7 +314,7 @@ Chart loss_chart(const Results& results) {
   for (const Run& run : results.runs) {
     if (!run.ok || run.train_loss.size() < 2) continue;
     const std::string label = row_label(results, run);
-    ChartSeries& line = chart.series_of(label, run.mode, "line");
+    ChartSeries& line = chart.series_of(label, mode_colour(run), "line");
     for (std::size_t i = 0; i < run.train_loss.size(); ++i)
       if (const double loss = run.train_loss[i]; std::isfinite(loss))
         line.add(epochs * (static_cast<double>(i) + 0.5) / static_cast<double>(run.train_loss.size()), loss,

@@ -116,9 +116,13 @@ void Page::section(const std::string& title, const std::string& html) {
 std::string Page::picture(const Chart& chart) {
   if (chart.empty() || page_file("chart.js").empty()) return "";
   charts_.push_back(chart);
+  Chart still = chart;  // whose caption stands below
+  still.caption.clear();
+  std::string svg = chart.rows.empty() ? "" : to_svg(still);
+  if (!svg.empty()) svg = "<noscript>" + svg.replace(0, svg.find(" role"), "<svg") + "</noscript>";
   return concat("<figure data-chart=\"", chart.id, "\"><figcaption>", escaped(chart.title),
                 "</figcaption><div class=\"canvas\" ", "style=\"--rows: ", chart.rows.empty() ? 10 : chart.rows.size(),
-                "\"><canvas role=\"img\" aria-label=\"", escaped(alternative_text(chart)), "\"></canvas></div>",
+                "\"><canvas role=\"img\" aria-label=\"", escaped(alternative_text(chart)), "\"></canvas></div>", svg,
                 page_note(chart.caption), "</figure>\n");
 }
 
@@ -129,7 +133,8 @@ std::string Page::html() const {
       {{"title", escaped(title_)},
        {"heading", escaped(heading_)},
        {"style", page_file("report.css")},
-       {"body", (drawn ? "<noscript><p class=\"note\">The pictures are drawn by a script.</p></noscript>\n"
+       {"body", (drawn ? "<noscript><style>.canvas, figcaption { display: none; }</style>\n"
+                         "<p class=\"note\">Pictures of curves are drawn by a script.</p></noscript>\n"
                        : page_note("There are no pictures: duet was built without Chart.js, which Debian's package "
                                    "libjs-chart.js brings.")) +
                     body_},

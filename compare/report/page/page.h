@@ -61,7 +61,7 @@ struct Chart {
 
 /// Describes a picture for readers who don't see it: title, unit, the values of its points if there are few, caption.
 std::string alternative_text(const Chart& chart);
-/// Draws horizontal bars as SVG with alternative_text(). Throws UsageError for a picture without any.
+/// Draws horizontal bars as SVG with alternative_text(). Throws DataError for a picture without any.
 std::string to_svg(const Chart& chart);
 
 /// JSON for report.js; numbers that are not finite are null.

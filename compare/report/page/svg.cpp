@@ -11,7 +11,7 @@
 namespace duet::cli {
 namespace {
 
-constexpr double kWidth = 720, kLeft = 150, kRight = 20, kTop = 64, kRow = 26, kBelow = 48;
+constexpr double kPlot = 550, kRight = 20, kRow = 26, kBelow = 56, kLetter = 7.5, kLine = 18;
 
 /// The colour of the light page.
 std::string colour_of(const std::string& name) {
@@ -28,11 +28,12 @@ double tick_of(double range) {
   return 10 * power;
 }
 
-/// Values along the x axis.
+/// Values along the x axis, which begins right of the rows' labels and ends kRight before the picture does.
 struct Scale {
-  double low = 0, high = 0;
+  double low = 0, high = 0, left = 100;
 
   explicit Scale(const Chart& chart) {
+    for (const std::string& row : chart.rows) left = std::max(left, 20 + kLetter * static_cast<double>(width(row)));
     for (const ChartSeries& series : chart.series)
       for (const ChartPoint& point : series.points) {
         low = std::min({low, point.low, point.value});
@@ -40,7 +41,7 @@ struct Scale {
       }
     if (high <= low) high = low + 1;
   }
-  double at(double value) const { return kLeft + (value - low) / (high - low) * (kWidth - kLeft - kRight); }
+  double at(double value) const { return left + (value - low) / (high - low) * kPlot; }
 };
 
 std::string text_at(double x, double y, const char* anchor, const std::string& text) {
@@ -55,14 +56,14 @@ std::string rectangle(double x, double y, double width, double height, const std
                 "</rect>\n");
 }
 
-std::string points_of(const Chart& chart, const Scale& scale) {
+std::string points_of(const Chart& chart, const Scale& scale, double top) {
   std::string out;
   double bars = 0, bar = 0;
   for (const ChartSeries& series : chart.series) bars += chart.side_by_side && series.shape == "bar" ? 1 : 0;
   for (const ChartSeries& series : chart.series) {
     const bool mark = series.shape == "mark";
     for (const ChartPoint& point : series.points) {
-      const double share = chart.side_by_side ? 18 / bars : 18, y = kTop + point.at * kRow + 4 + bar * share;
+      const double share = chart.side_by_side ? 18 / bars : 18, y = top + point.at * kRow + 4 + bar * share;
       const double x = scale.at(mark ? point.value : point.low), end = mark ? x : scale.at(point.high);
       out += rectangle(x - (mark ? 1.5 : 0), mark ? y - 2 : y, std::max(3.0, end - x), mark ? 22 : share,
                        colour_of(series.colour), point.tip);
@@ -75,27 +76,38 @@ std::string points_of(const Chart& chart, const Scale& scale) {
 }  // namespace
 
 std::string to_svg(const Chart& chart) {
-  require<UsageError>(!chart.rows.empty() && !chart.empty(), chart.title, ": there are no bars to draw");
+  require<DataError>(!chart.rows.empty() && !chart.empty(), chart.title, ": there are no bars to draw");
   const Scale scale(chart);
-  const double bottom = kTop + static_cast<double>(chart.rows.size()) * kRow;
-  std::string out =
-      concat("<svg xmlns=\"http://www.w3.org/2000/svg\" role=\"img\" viewBox=\"0 0 ", kWidth, " ",
-             fixed(bottom + kBelow, 0), "\" font-family=\"sans-serif\" font-size=\"13\" fill=\"#1c1c1a\">\n<title>",
-             escaped(chart.title), "</title>\n<desc>", escaped(alternative_text(chart)),
-             "</desc>\n<rect width=\"100%\" height=\"100%\" fill=\"#fff\"/>\n", text_at(12, 22, "start", chart.title));
+  const double right = scale.left + kPlot + kRight;
+  std::string legend;
+  double x = scale.left, y = 36;
+  for (const ChartSeries& series : chart.series) {
+    const double wide = 34 + kLetter * static_cast<double>(width(series.name));
+    if (x > scale.left && x + wide > right) {
+      x = scale.left;
+      y += kLine;
+    }
+    legend += rectangle(x, y, 12, 12, colour_of(series.colour), "") + text_at(x + 16, y + 11, "start", series.name);
+    x += wide;
+  }
+  const double top = y + 28, bottom = top + static_cast<double>(chart.rows.size()) * kRow;
+  const auto caption = wrapped(chart.caption, static_cast<std::size_t>((right - 24) / kLetter), 0);
+  std::string out = concat("<svg xmlns=\"http://www.w3.org/2000/svg\" role=\"img\" viewBox=\"0 0 ", fixed(right, 0),
+                           " ", fixed(bottom + kBelow + kLine * static_cast<double>(caption.size()), 0),
+                           "\" font-family=\"sans-serif\" font-size=\"13\" fill=\"#1c1c1a\">\n<title>",
+                           escaped(chart.title), "</title>\n<desc>", escaped(alternative_text(chart)),
+                           "</desc>\n<rect width=\"100%\" height=\"100%\" fill=\"#fff\"/>\n",
+                           text_at(12, 22, "start", chart.title), legend);
   const double tick = tick_of(scale.high - scale.low);
   for (double value = std::ceil(scale.low / tick) * tick; value <= scale.high; value += tick) {
-    out += rectangle(scale.at(value), kTop, 1, bottom - kTop, "#e3e2dd", "");
+    out += rectangle(scale.at(value), top, 1, bottom - top, "#e3e2dd", "");
     out += text_at(scale.at(value), bottom + 16, "middle", shortest(std::round(value * 1e6) / 1e6));
   }
   for (std::size_t row = 0; row < chart.rows.size(); ++row)
-    out += text_at(kLeft - 8, kTop + (static_cast<double>(row) + 0.65) * kRow, "end", chart.rows[row]);
-  out += points_of(chart, scale) + text_at(kLeft, bottom + 36, "start", chart.unit);
-  double x = kLeft;  // the legend
-  for (const ChartSeries& series : chart.series) {
-    out += rectangle(x, 36, 12, 12, colour_of(series.colour), "") + text_at(x + 16, 47, "start", series.name);
-    x += 34 + 7.5 * static_cast<double>(width(series.name));
-  }
+    out += text_at(scale.left - 8, top + (static_cast<double>(row) + 0.65) * kRow, "end", chart.rows[row]);
+  out += points_of(chart, scale, top) + text_at(scale.left, bottom + 36, "start", chart.unit);
+  for (std::size_t line = 0; line < caption.size(); ++line)
+    out += text_at(12, bottom + kBelow + kLine * static_cast<double>(line), "start", caption[line]);
   return out + "</svg>\n";
 }
 

@@ -1,8 +1,10 @@
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
+#include <cstdio>
 #include <cstdlib>
 #include <limits>
+#include <map>
 #include <sstream>
 #include <string>
 #include <vector>
@@ -203,7 +205,6 @@ TEST_CASE("pictures of nothing are left out") {
   CHECK_THAT(memory.series[0].points[0].tip, duet_test::ContainsSubstring("1: 300 MB"));
 }
 
-// tests/cli/pages.py has a browser draw it.
 TEST_CASE("the page has machine, network and batch under its headline, and speed-ups beside the modes") {
   Results results = duet_test::made_up();
   const std::string page = to_html(results, "", 1);
@@ -231,7 +232,35 @@ TEST_CASE("a picture as SVG has its bars, and all values in words") {
       CHECK_THAT(alternative_text(chart), duet_test::ContainsSubstring(point.tip));
     }
   CHECK(svg.find("nan") == std::string::npos);
-  CHECK_THROWS_AS(to_svg(Chart{}), duet::UsageError);
+  CHECK_THROWS_AS(to_svg(Chart{}), duet::DataError);
+}
+
+TEST_CASE("texts of a picture as SVG lie within it, and beside each other") {
+  Results results = duet_test::made_up();
+  for (const char* const mode : {"torch ddp over duet", "torch ddp tuned", "LibTorch averaged"}) {
+    results.runs.push_back(results.runs[3]);
+    results.runs.back().mode = mode;
+  }
+  Chart chart = speedup_chart(results);
+  for (const ChartSeries& series : chart.series)
+    CHECK(series.colour == (series.name.find("orch") == std::string::npos ? series.colour : "torch"));
+  for (int word = 0; word < 100; ++word) chart.caption += " word";
+  const std::string svg = to_svg(chart);
+  CHECK_THAT(svg, duet_test::ContainsSubstring(">Bars are ") && duet_test::ContainsSubstring(" word</text>\n</svg>"));
+  double right = 0, below = 0;
+  REQUIRE(std::sscanf(svg.substr(svg.find("viewBox")).c_str(), "viewBox=\"0 0 %lf %lf", &right, &below) == 2);
+  std::map<double, double> ends;  // of the texts in each line
+  for (std::size_t at = svg.find("<text"); at != std::string::npos; at = svg.find("<text", at + 1)) {
+    double x = 0, y = 0;
+    char anchor[8] = {};
+    REQUIRE(std::sscanf(svg.c_str() + at, "<text x=\"%lf\" y=\"%lf\" text-anchor=\"%7[a-z]", &x, &y, anchor) == 3);
+    const std::size_t begin = svg.find('>', at) + 1;
+    const double wide = 7.0 * static_cast<double>(svg.find('<', begin) - begin);
+    const double left = std::string(anchor) == "end" ? x - wide : std::string(anchor) == "start" ? x : x - wide / 2;
+    INFO(svg.substr(at, 120));
+    CHECK((left >= ends[y] && left + wide < right && y < below));
+    ends[y] = left + wide;
+  }
 }
 
 TEST_CASE("the parts of a step are listed, on any width") {
@@ -250,6 +279,7 @@ TEST_CASE("a page for a browser", "[.page]") {
   REQUIRE(file != nullptr);
   Results results = duet_test::made_up_with_copies();
   results.runs[0].median_step = {{"cpu:0", "forward", 0, 40}, {"cpu:0", "backward", 40, 100}};
+// tests/compare/report/pages.py has a browser draw it.
   for (const std::size_t i : {std::size_t{3}, std::size_t{4}})
     results.runs[i].median_step = results.runs[0].median_step;
   results.settings.data = "</script><!--<script><script>throw 1</script>";
