@@ -1,4 +1,5 @@
 // The parts of a step in numbers, for the terminal.
+#include <algorithm>
 #include <cmath>
 #include <cstddef>
 #include <string>
@@ -19,10 +20,14 @@ using Rows = std::vector<std::vector<std::string>>;
 std::string whole_us(double us) { return grouped(std::llround(us)); }
 
 /// A table of rows and its heading; empty unless a run has a column.
-std::string part_table(const std::string& title, const Rows& rows, int columns) {
+std::string part_table(const std::string& title, Rows rows, int columns) {
   if (rows[0].size() < 2) return "";
+  std::size_t label = 0;
+  for (const std::vector<std::string>& row : rows) label = std::max(label, width(row[0]));
+  const std::size_t most = std::max(static_cast<std::size_t>(columns), label + 9) - label - 3;
+  for (std::string& run : rows[0]) run = cut(run, most);
   const Rows cells = aligned(rows, {0});
-  return concat(title, "\n\n", blocks_text(cells, column_blocks(cells, columns, 1)), "\n");
+  return concat(wrapped_text(title, columns), "\n", blocks_text(cells, column_blocks(cells, columns, 1)), "\n");
 }
 
 /// A column for each timed run; parts that none of them has are left out.
@@ -66,11 +71,14 @@ std::string loss_table(const Results& results, int columns) {
 }  // namespace
 
 std::string parts_text(const Results& results, int columns) {
+  const std::string warnings = wrapped_text(load_of(results) ? answer(results) : "", columns) +
+                               wrapped_text(results.partial ? kPartial : "", columns);
   std::string text = measured_table(results, columns) + loss_table(results, columns);
   if (results.model)
-    text += concat("A step of single costs ", whole_us(results.model->step.fixed_us), " us and ",
-                   fixed(results.model->step.per_sample_us, 1), " us for each sample of its batch.\n");
-  return text.empty() ? "No step was timed.\n" : text;
+    text += wrapped_text(concat("A step of single costs ", whole_us(results.model->step.fixed_us), " us and ",
+                                fixed(results.model->step.per_sample_us, 1), " us for each sample of its batch."),
+                         columns);
+  return concat(warnings, warnings.empty() ? "" : "\n", text.empty() ? "No step was timed.\n" : text);
 }
 
 }  // namespace duet::cli

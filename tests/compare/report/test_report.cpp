@@ -268,18 +268,23 @@ TEST_CASE("the parts of a step are listed, on any width") {
   const std::string wide = parts_text(results, kAnyWidth);
   CHECK_THAT(wide, duet_test::ContainsSubstring("\n part ") && duet_test::ContainsSubstring("\n forward ") &&
                        duet_test::ContainsSubstring("\n smaller batch ") && duet_test::ContainsSubstring("\n step "));
-  std::istringstream lines(parts_text(results, 40));
-  for (std::string line; std::getline(lines, line);)
-    if (line.starts_with(" ")) CHECK(width(line) <= 40);
+  CHECK(wide.starts_with("Parts of a step"));
+  Results busy = results;
+  busy.partial = true;
+  for (Run& run : busy.runs) run.rounds_other_programs.assign(run.rounds_us.size(), 0.5);
+  const std::string warned = parts_text(busy, 30);
+  CHECK(warned.starts_with(wrapped_text(answer(busy), 30) + wrapped_text(kPartial, 30) + "\n"));
+  std::istringstream lines(warned + parts_text(results, 30));
+  for (std::string line; std::getline(lines, line);) CHECK(width(line) <= 30);
   CHECK(parts_text(Results{}, 80) == "No step was timed.\n");
 }
 
+// tests/compare/report/pages.py has a browser draw it.
 TEST_CASE("a page for a browser", "[.page]") {
   const char* const file = std::getenv("DUET_PAGE");
   REQUIRE(file != nullptr);
   Results results = duet_test::made_up_with_copies();
   results.runs[0].median_step = {{"cpu:0", "forward", 0, 40}, {"cpu:0", "backward", 40, 100}};
-// tests/compare/report/pages.py has a browser draw it.
   for (const std::size_t i : {std::size_t{3}, std::size_t{4}})
     results.runs[i].median_step = results.runs[0].median_step;
   results.settings.data = "</script><!--<script><script>throw 1</script>";
