@@ -22,8 +22,8 @@ namespace duet::cli {
 namespace {
 
 constexpr const char* kCaveat =
-    "Rows named measured are the comparison's own; all others are computed from its model: no congestion, no cost per "
-    "message beyond the link's latency, and beyond the most devices measured next to each other no further slow-down.";
+    "Rows named measured are the comparison's own. Its model computes all others, without congestion, costs of a "
+    "message beyond the link's latency, and more slow-down than the most devices had that were measured side by side.";
 
 std::string rate_text(const TransferCost& hop) {
   const double gbit = hop.bytes_per_us * 8 / 1000;
@@ -82,7 +82,7 @@ std::string link_line(const PredictOptions& options, const ScalingPlan& plan, co
 }
 
 std::string source_of(const ScalingRow& row) {
-  if (!row.measured) return "computed";
+  if (!row.measured) return row.slowdown_known ? "computed" : "computed, slow-down unknown";
   return concat("measured (model ", row.error() < 0 ? "" : "+", fixed(100 * row.error(), 1), " %)");
 }
 
@@ -93,7 +93,9 @@ std::string range_text(const ScalingRow& row, double value, double error, const 
   return concat(text(value * (1 - error)), " to ", text(value * (1 + error)), unit);
 }
 
-std::vector<std::string> cells_of(const ScalingRow& row, double error) {
+/// Without an error to expect, nothing is predicted.
+std::vector<std::string> cells_of(const ScalingRow& row, const std::optional<double>& known) {
+  const double error = known.value_or(0);
   return {name(row.mode),
           grouped(row.devices),
           grouped(row.hosts),
@@ -101,34 +103,36 @@ std::vector<std::string> cells_of(const ScalingRow& row, double error) {
           range_text(row, row.step_us, error, " us"),
           speedup_range(row, row.measured ? 0 : error, 2),
           fixed(100 * row.efficiency(), 0) + " %",
-          row.devices == 1 ? "-" : row.computed.bounded_by(),
+          row.devices == 1 || !known ? "-" : row.computed.bounded_by(),
           source_of(row)};
 }
 
 /// Why rows that were asked for are missing; empty where none is.
-std::string missing_rows(const PredictOptions& options, const std::vector<ScalingRow>& rows) {
-  std::string text;
+std::vector<std::string> missing_rows(const PredictOptions& options, const std::vector<ScalingRow>& rows) {
+  std::vector<std::string> sentences;
   const std::int64_t batch = rows.front().batch, devices = options.devices.back(), hosts = options.hosts.back();
   if (options.scaling == "strong" && batch < devices * hosts)
-    text += concat("A batch of ", batch, " has no sample for each of more devices: --batch gives another.\n");
+    sentences.push_back(
+        concat("A batch of ", batch, " has no sample for each of more devices: --batch gives another."));
   for (const Mode mode : {Mode::ddp, Mode::dp, Mode::averaging}) {
     const bool absent = std::none_of(rows.begin(), rows.end(), [&](const ScalingRow& row) { return row.mode == mode; });
     if (options.modes.empty() && absent && std::max(devices, hosts) > 1 && batch > 1)
-      text += concat("No rows of ", name(mode), ": the model lacks what it sends or copies.\n");
+      sentences.push_back(concat("No rows of ", name(mode), ": the model lacks what it sends or copies."));
   }
-  return text;
+  return sentences;
 }
 
 /// With a header.
-std::vector<std::vector<std::string>> table_of(const std::vector<ScalingRow>& rows, double error) {
+std::vector<std::vector<std::string>> table_of(const std::vector<ScalingRow>& rows,
+                                               const std::optional<double>& error) {
   std::vector<std::vector<std::string>> lines = {
       {"mode", "devices", "hosts", "batch", "step", "speed-up", "efficiency", "bounded by", "source"}};
   for (const ScalingRow& row : rows) lines.push_back(cells_of(row, error));
   return lines;
 }
 
-std::string page_of(const std::vector<ScalingRow>& rows, double error, const std::string& link,
-                    const std::string& command_line) {
+std::string page_of(const std::vector<ScalingRow>& rows, const std::optional<double>& error, const std::string& why,
+                    const std::string& link, const std::string& command_line) {
   Page page("duet predict", "What other numbers of devices would give");
   Chart efficiency = efficiency_chart(rows), bounds = bounds_chart(rows);
   efficiency.caption = "Solid lines join measured rows, dashed ones lead to computed rows.";
@@ -136,6 +140,7 @@ std::string page_of(const std::vector<ScalingRow>& rows, double error, const std
       "Parts of every computed step, each as a share of it; divided is single's step over the number of devices.";
   const std::string left = page.picture(efficiency);
   page.add("<div class=\"first\">\n" + left + page.picture(step_time_chart(rows)) + "</div>\n");
+  if (!why.empty()) page.add(page_note("Nothing is predicted: " + why + "."));
   page.add(page_table(table_of(rows, error)) + page_note(kCaveat));
   page.section("What bounds it", page.picture(bounds));
   page.section("What was computed", page_entries({{"command line", command_line}, {"link", link}}));
@@ -163,31 +168,32 @@ int run(const PredictOptions& options, const std::string& command_line) {
   std::vector<ScalingRow> rows = scaling_rows(results, plan);
   std::string why;
   const std::optional<double> known = prediction_error(results, &why);
-  const std::string missing = missing_rows(options, rows);
+  const std::vector<std::string> missing = missing_rows(options, rows);
   if (!known) std::erase_if(rows, [](const ScalingRow& row) { return !row.measured; });
   const std::string link = link_line(options, plan, model_of(results));
+  const int columns = std::max(kNarrowestScreen, terminal_columns(out, kAnyWidth));
+  const auto say = [&](const std::string& text) { std::fputs(wrapped_text(text, columns).c_str(), out); };
   if (base) {
     const bool cpu = base->on_cpu();
     const std::string device = cpu ? results.machine.cpu : base->device;
-    std::fprintf(out, "step: measured on %s (%s)\n", printable(device).c_str(),
-                 printable(cpu                            ? count_text(base->threads_per_device, "thread")
-                           : results.machine.gpus.empty() ? "a GPU"
-                                                          : results.machine.gpus[0])
-                     .c_str());
+    const std::string detail = cpu                            ? count_text(base->threads_per_device, "thread")
+                               : results.machine.gpus.empty() ? "a GPU"
+                                                              : results.machine.gpus[0];
+    say(concat("step: measured on ", printable(device), " (", printable(detail), ")"));
   }
-  std::fprintf(out, "link: %s\n\n", link.c_str());
-  if (!known) std::fprintf(out, "warning: nothing is predicted: %s\n\n", why.c_str());
-  const double error = known.value_or(0);
+  say(concat("link: ", link));
+  if (!known) say(concat("\nwarning: nothing is predicted: ", why));
   constexpr int kModeAndDevices = 21;  // columns that each block has
-  const int columns = std::max(kNarrowestScreen, terminal_columns(out, kAnyWidth));
-  auto table = table_of(rows, error);
+  auto table = table_of(rows, known);
   for (auto& line : table)
     for (std::string& cell : line) cell = cut(cell, static_cast<std::size_t>(columns - kModeAndDevices));
   table = aligned(table, {0, 7, 8});
   const std::string lines = blocks_text(table, column_blocks(table, columns, 2));
-  std::fprintf(out, "%s\n%s%s\n", for_locale(lines).c_str(), missing.c_str(), kCaveat);
-  for (const std::string& note : results.model_notes) std::fprintf(out, "Of the model: %s.\n", printable(note).c_str());
-  if (!options.out.empty()) write_output(options.out, page_of(rows, error, link, command_line));
+  std::fprintf(out, "\n%s\n", for_locale(lines).c_str());
+  for (const std::string& sentence : missing) say(sentence);
+  say(kCaveat);
+  for (const std::string& note : results.model_notes) say(concat("Of the model: ", printable(note), "."));
+  if (!options.out.empty()) write_output(options.out, page_of(rows, known, why, link, command_line));
   write_json(options.json, to_json(rows));
   return 0;
 }

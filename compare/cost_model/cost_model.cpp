@@ -20,11 +20,6 @@ void fields(auto& io, SizeTime& time) {
   io("us", time.us);
 }
 
-void fields(auto& io, StepCost::Knee& knee) {
-  io("batch", knee.batch, {.least = 1, .most = kLargestNumber});
-  io("per_sample_us", knee.per_sample_us, kAmount);
-}
-
 void fields(auto& io, Slowdown& slowdown) {
   io("devices", slowdown.devices, {.least = 2, .most = kMaxDevices});
   io("factor", slowdown.factor, {.least = 1e-3, .most = kLargestNumber});
@@ -54,7 +49,6 @@ void fields(auto& io, MeasuredLink& link) {
   fields(io, link.cost);
   io("averaging", link.averaging);
   io("overlap_share", link.overlap_share, {.least = kLeastOverlap, .most = 1});
-  io("overhead", link.overhead);
 }
 
 void fields(auto& io, DpCopies& dp) {
@@ -72,7 +66,6 @@ void fields(auto& io, CostModel& model) {
   io("per_sample_us", model.step.per_sample_us, kAmount);
   io("communication_us", model.communication_us, kAmount);
   io("break_even_batch", model.break_even_batch, kAmount);
-  io("knee", model.step.knee);
   io("measured", model.step.measured);
   io("worst_error_share", model.step.worst_error_share, kAmount);
   io("input_per_sample_us", model.input_per_sample_us, kAmount);

@@ -16,12 +16,7 @@ struct TimePoint {
 /// A whole step of single on one device over the rows of its batch: between measured batches the line from one to the
 /// next, below them the fitted line, above them what it rises.
 struct StepCost {
-  struct Knee {                // only in older results.json: kept, not used
-    double batch = 0;          // rows
-    double per_sample_us = 0;  // above it
-  };
   double fixed_us = 0, per_sample_us = 0;
-  std::optional<Knee> knee{};
   std::vector<TimePoint> measured{};  // by batch, ascending
   double worst_error_share = 0;       // largest relative error of the fit at a measured batch
 
@@ -65,7 +60,6 @@ struct MeasuredLink {
   // Share of the all-reduce's time in which compute goes on: 0, as it needs the core of a device. Older results.json
   // hold what was measured, below 0 where the two slow each other down.
   double overlap_share = 0;
-  StepOverhead overhead{};  // overhead of ddp, only in older results.json
 };
 
 /// What DataParallel copies between its first device and each of the others.

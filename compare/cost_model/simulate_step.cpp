@@ -206,6 +206,16 @@ double exposed_us(double backward_us, std::span<const BucketEvent> buckets) {
   return now + (backward_us - done) - backward_us;
 }
 
+std::vector<GradientBucket> usual_buckets(double bytes) {
+  std::vector<GradientBucket> buckets;
+  for (double sent = 0, size = 1 << 20; sent < bytes; size = 25 << 20) {
+    size = std::min(size, bytes - sent);
+    sent += size;
+    buckets.push_back({.bytes = size, .ready_share = sent / bytes});
+  }
+  return buckets;
+}
+
 SimulatedStep simulate_step(const CostModel& model, const SimulatedJob& job) {
   check(job);
   const int parts = std::max(job.blocks, job.devices);  // of which the largest shard has most
@@ -224,8 +234,6 @@ SimulatedStep simulate_step(const CostModel& model, const SimulatedJob& job) {
     add_copies(model, job, step);
   } else {
     step.communication_us = communication_us(model, job, slowest * model.backward_share * model.compute_us(rows));
-    if (job.mode == Mode::ddp && !job.link)
-      step.overhead_us = measured_link(model, job.backend, job.devices).overhead.us(job.batch);
   }
   return step;
 }

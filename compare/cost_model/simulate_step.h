@@ -112,6 +112,10 @@ struct BucketEvent {
 /// max(end of the last, ready) on, and backward pauses for the share of them that needs its core.
 double exposed_us(double backward_us, std::span<const BucketEvent> buckets);
 
+/// Buckets of so many bytes of gradients as DistributedDataParallel makes them by default, of 1 MiB and then of 25 MiB,
+/// if gradients come evenly over backward.
+std::vector<GradientBucket> usual_buckets(double bytes);
+
 /// Throws UsageError for a job that cannot be (a batch smaller than the devices, dp on several hosts), DataError for a
 /// term that the model lacks.
 SimulatedStep simulate_step(const CostModel& model, const SimulatedJob& job);

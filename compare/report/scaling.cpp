@@ -64,9 +64,17 @@ double checked_us(const ScalingRow& row, double us, const char* from) {
   return us;
 }
 
+/// The model; if all-reduces weren't timed, as on GPUs, with the usual ones over the plan's link.
+CostModel model_over(const Results& results, const ScalingPlan& plan) {
+  CostModel model = model_of(results);
+  if (model.buckets.empty() && plan.link && results.parameters > 0)
+    model.buckets = usual_buckets(4 * static_cast<double>(results.parameters));
+  return model;
+}
+
 /// All rows but for their speed-up.
 std::vector<ScalingRow> rows_of(const Results& results, const ScalingPlan& plan) {
-  const CostModel& model = model_of(results);
+  const CostModel model = model_over(results, plan);
   const std::int64_t batch = plan.batch > 0 ? plan.batch : results.settings.batch;
   const int most = *std::max_element(plan.devices.begin(), plan.devices.end());
   std::vector<ScalingRow> rows = {{.mode = Mode::single, .batch = batch}};
@@ -89,6 +97,7 @@ std::vector<ScalingRow> rows_of(const Results& results, const ScalingPlan& plan)
                 .blocks = row.mode == Mode::averaging || blocks == 0 ? 0 : std::max(blocks, blocks_for(row.devices)),
                 .link = link_of(plan, row)});
     row.measured = run != nullptr;
+    row.slowdown_known = row.devices == row.hosts || !model.slowdown.empty();
     row.step_us = checked_us(row, row.computed.total_us(), "model");
     if (run) row.step_us = checked_us(row, step_us(*run), "samples_per_s");
   }
@@ -98,8 +107,10 @@ std::vector<ScalingRow> rows_of(const Results& results, const ScalingPlan& plan)
 }  // namespace
 
 const CostModel& model_of(const Results& results) {
-  require<DataError>(results.model.has_value(),
-                     "results: model is null; duet compare with a time budget (--time-budget) measures and writes one");
+  require<DataError>(results.model.has_value(), "results: model is null",
+                     results.model_notes.empty()
+                         ? "; duet compare with a time budget (--time-budget) measures and writes one"
+                         : ": " + listed(results.model_notes));
   return *results.model;
 }
 
@@ -138,10 +149,11 @@ std::optional<double> prediction_error(const Results& results, std::string* why)
   for (const Run& run : results.runs) {
     const std::optional<SimulatedStep> step = predicted_step(results, run);
     const std::optional<Interval> speedup = speedup_interval(run);
-    if (!step || !speedup || run.devices < 2 || run.mostly_busy()) continue;
+    if (!step || run.devices < 2 || run.mostly_busy()) continue;
     const double ratio = step->total_us() / step_us(run);  // above 1: too slow
-    const double fastest = speedup->middle / speedup->high, slowest = speedup->middle / speedup->low;
     worst = std::max(worst, std::abs(ratio - 1));
+    if (!speedup) continue;
+    const double fastest = speedup->middle / speedup->high, slowest = speedup->middle / speedup->low;
     if (ratio * (1 + of_batches) < fastest || ratio * (1 - of_batches) > slowest)
       return withheld(concat("the model's step of ", mode_on(results, run), " is ", fixed(100 * std::abs(ratio - 1), 0),
                              ratio < 1 ? " % shorter" : " % longer", " than measured"));
@@ -193,6 +205,7 @@ std::string to_json(const std::vector<ScalingRow>& rows) {
                     {"hosts", row.hosts},
                     {"batch", row.batch},
                     {"measured", row.measured},
+                    {"slowdown_known", row.slowdown_known},
                     {"step_us", row.step_us},
                     {"speedup", row.speedup},
                     {"efficiency", row.efficiency()},

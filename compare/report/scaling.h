@@ -30,6 +30,7 @@ struct ScalingRow {
   double step_us = 0;          // measured where it was, else computed
   double speedup = 1;          // in samples a second; measured against measured, computed against computed
   bool measured = false;
+  bool slowdown_known = true;  // by which devices slow each other down; else the computed step assumes none
   SimulatedStep computed{};
 
   double efficiency() const { return speedup / devices; }

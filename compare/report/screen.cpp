@@ -187,7 +187,7 @@ Lines why_block(const Results& results, std::size_t columns) {
 }
 
 Lines more_devices_block(const Results& results, std::size_t columns) {
-  if (load_of(results)) return {};
+  if (load_of(results) || largest_fair(results) == 0) return {};
   std::string why;
   const std::optional<double> error = prediction_error(results, &why);
   if (!error) return why.empty() ? Lines() : wrapped(concat("Nothing is predicted: ", why, "."), columns, kIndent);

@@ -131,7 +131,10 @@ std::string answer(const Results& results) {
   if (const std::string text = verdict(results); !text.empty()) return text;
   std::vector<std::string> reasons;
   if (largest_fair(results) < 2) reasons = crowded(results);
-  std::string text = concat("Nothing is concluded", reasons.empty() ? ": too few rounds (--time-budget)." : ".");
+  const bool ran = any_run(results, [](const Run& run) { return wraps(run) && run.devices > 1; });
+  const char* const why =
+      ran ? ": too few rounds (--time-budget)." : ": no row of dp or ddp on several devices has a result.";
+  std::string text = concat("Nothing is concluded", reasons.empty() ? why : ".");
   for (const std::string& reason : reasons) text += " " + reason;
   return text;
 }

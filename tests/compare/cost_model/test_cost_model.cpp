@@ -65,7 +65,6 @@ TEST_CASE("the slow-down is interpolated, and beyond the most devices measured i
 TEST_CASE("a cost model goes to JSON and comes back") {
   CostModel model = duet_test::made_up_model();
   model.step.measured = {{32, 420}, {64, 741}};
-  model.links.back().overhead = {.fixed_us = 7, .per_sample_us = 0.5};
   model.dp->overhead.fixed_us = 35;
   const std::string text = to_json(model);
   CHECK(model_from_json(text).step.us(64) == 741);
@@ -75,7 +74,6 @@ TEST_CASE("a cost model goes to JSON and comes back") {
   CHECK(model_from_json(text).break_even_batch == model.break_even_batch);
   model.break_even_batch.reset();
   model.dp.reset();
-  model.step.knee = StepCost::Knee{.batch = 64, .per_sample_us = 20};
   model.links[0].cost.bytes_per_us = std::numeric_limits<double>::infinity();
   const CostModel again = model_from_json(to_json(model));
   CHECK(to_json(again) == to_json(model));

@@ -231,13 +231,9 @@ TEST_CASE("published scaling of DDP is predicted within 10 % from its own inputs
                                             {"resnext50_32x4d", 25028904, 0.147, {0.153, 0.153, 0.157, 0.157}},
                                             {"resnext101_32x8d", 88791336, 0.425, {0.438, 0.439, 0.447, 0.450}}};
   for (const Published& network : published) {
-    CostModel model{.step = {.per_sample_us = network.one_gpu_s * 1e6 / 32}, .backward_share = 2.0 / 3};
-    const double bytes = 4 * network.parameters;
-    for (double sent = 0, size = 1 << 20; sent < bytes; size = 25 << 20) {
-      size = std::min(size, bytes - sent);
-      sent += size;
-      model.buckets.push_back({.bytes = size, .ready_share = sent / bytes});
-    }
+    CostModel model{.step = {.per_sample_us = network.one_gpu_s * 1e6 / 32},
+                    .backward_share = 2.0 / 3,
+                    .buckets = usual_buckets(4 * network.parameters)};
     const Link nvlink = link_with(Algorithm::ring, 3.4, 25e3), infiniband = link_with(Algorithm::ring, 9.6, 50e3);
     double devices = 2;
     for (const double measured_s : network.several_s) {

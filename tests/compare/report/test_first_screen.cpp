@@ -163,6 +163,11 @@ TEST_CASE("a screen without rounds concludes nothing") {
   CHECK_THAT(text, duet_test::ContainsSubstring("Nothing is concluded: too few rounds") &&
                        duet_test::ContainsSubstring("failed: replica 3 on cpu:3: out of memory") &&
                        !duet_test::ContainsSubstring("Why not"));
+  results.model = duet_test::fitting_model();
+  for (Run& run : results.runs) run.ok = false;
+  CHECK_THAT(first_screen(results, {}),
+             duet_test::ContainsSubstring("no row of dp or ddp on several devices has a result.") &&
+                 !duet_test::ContainsSubstring("Computed"));
 }
 
 TEST_CASE("plain steps are no noise of replayed ones") {

@@ -107,6 +107,8 @@ TEST_CASE("modes without their terms are left out, or named where they were aske
   results.model.reset();
   CHECK_THROWS_AS(scaling_rows(results, {}), DataError);
   CHECK_THROWS_WITH(scaling_rows(results, {}), ContainsSubstring("duet compare with a time budget"));
+  results.model_notes = {"the cost of a step: no line comes near"};
+  CHECK_THROWS_WITH(scaling_rows(results, {}), "results: model is null: the cost of a step: no line comes near");
 }
 
 TEST_CASE("numbers that give a step no time, or an absurd one, are refused") {
@@ -185,6 +187,10 @@ TEST_CASE("a model that misses a measured row by more than its interval predicts
   results.model = duet_test::fitting_model();
   REQUIRE(prediction_error(results));
   CHECK(*prediction_error(results) >= 0.25);
+  Results without_intervals = results;
+  for (Run& run : without_intervals.runs) run.speedup_low = run.speedup_high = std::nullopt;
+  without_intervals.runs[3].samples_per_s *= 1.5;  // 50 % faster than the model's
+  CHECK(*prediction_error(without_intervals) > 0.5);
   results.model->step.worst_error_share = 0.001;
   std::string why;
   CHECK_FALSE(prediction_error(results, &why));
@@ -241,4 +247,20 @@ TEST_CASE("rows as JSON") {
   for (const char* name : {"mode", "devices", "hosts", "batch", "measured", "step_us", "speedup", "efficiency",
                            "bounded_by", "computed_us", "parts_us", "communication_us"})
     CHECK(count(json, "\"" + std::string(name) + "\":") == 3);
+}
+
+TEST_CASE(
+    "ddp over a named link is predicted where all-reduces weren't timed, as on GPUs, and what is unknown is marked") {
+  Results results = modelled();
+  results.parameters = 25557032;
+  results.model->buckets.clear();
+  results.model->links.clear();
+  results.model->slowdown.clear();
+  CHECK_THAT(to_json(scaling_rows(results, {})), !ContainsSubstring("\"ddp\""));
+  const std::vector<ScalingRow> rows = scaling_rows(results, {.link = named_link("nvlink4").link});
+  const ScalingRow& four = row_of(rows, Mode::ddp, 4);
+  CHECK(four.computed.communication_us > 0);
+  CHECK_FALSE(four.slowdown_known);
+  CHECK(rows.front().slowdown_known);
+  CHECK(row_of(scaling_rows(modelled(), {}), Mode::ddp, 4).slowdown_known);
 }
