@@ -184,7 +184,8 @@ void train(nn::Module& model, nn::Module& net, const ddp::ProcessGroup* group, c
 int main(int argc, char** argv) {
   const char* const usage =
       "[MODE [DEVICES [EPOCHS [WIDTH [IMAGES [FOLDER]]]]]]\n"
-      "MODE: single, dp or ddp; WIDTH: channels of the first convolution; FOLDER: of checkpoints, to go on from, too";
+      "MODE: single, dp or ddp; WIDTH: channels of the first convolution; FOLDER: of checkpoints, which it also "
+      "resumes";
   return examples::run(argc, argv, usage, [](const examples::Arguments& arguments) {
     const Options options{.epochs = arguments.number(2, 5, 1000),
                           .folder = arguments.text(5),

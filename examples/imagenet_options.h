@@ -55,7 +55,7 @@ inline void add_main_options(CLI::App& app, ImageNetOptions& o) {
   app.add_option("--momentum", o.momentum, "of SGD");
   app.add_option("--wd,--weight-decay", o.weight_decay, "of SGD");
   app.add_option("-p,--print-freq", o.print_freq, "steps between two lines")->check(counts);
-  app.add_option("--resume", o.resume, "checkpoint to go on from: a file, or a folder for the newest in it");
+  app.add_option("--resume", o.resume, "checkpoint to resume: a file, or a folder with the newest in it");
   app.add_flag("-e,--evaluate", o.evaluate, "evaluate the network and end");
   app.add_option(
          "--pretrained", o.pretrained,

@@ -229,7 +229,7 @@ int run(const Options& options) {
 
 int main(int argc, char** argv) {
   const char* const usage =
-      "[MODE [DEVICES [EPOCHS [FOLDER]]]]      MODE: single, dp or ddp; FOLDER: of checkpoints, to go on from, too";
+      "[MODE [DEVICES [EPOCHS [FOLDER]]]]      MODE: single, dp or ddp; FOLDER: of checkpoints, also resumed";
   return examples::run(argc, argv, usage, [](const examples::Arguments& arguments) {
     const std::string mode = arguments.text(0);
     return run({.mode = mode.empty() ? "single" : mode,

@@ -1,4 +1,4 @@
-// An operator of one's own, outside duet: swish with a parameter for each column, y = x / (1 + exp(-b x)).
+// Your own operator, outside duet: swish with a parameter for each column, y = x / (1 + exp(-b x)).
 #include <cmath>
 #include <cstdint>
 #include <iostream>
@@ -41,7 +41,7 @@ int main() {
   const ops::Tensors inputs = {from_values<float>({2, 3}, {0.5f, -1, 2, 1, 0, -1}),
                                from_values<float>({3}, {1, 2, -1})};
   const auto swish = [](const std::vector<Variable>& in) { return ops::custom(Swish{}, {in[0], in[1]}); };
-  ops::check_gradients(swish, inputs);  // throws where backward is not the gradient of forward
+  ops::check_gradients(swish, inputs);  // throws if backward isn't the gradient of forward
   const Variable x(inputs[0], true), b(inputs[1], true), y = swish({x, b});
   y.backward(inputs[0]);
   const Tensor gradient = b.grad();

@@ -31,7 +31,7 @@ bool same_call(const CallHeader& one, const CallHeader& other) {
 
 constexpr const char* kSameSteps =
     ": skip, repeat and accumulate batches alike on all ranks, by a value that they have in common, such as a flag's "
-    "maximum (all_reduce)";
+    "maximum (all_reduce), and put all parts of a batch but the last under no_sync()";
 constexpr const char* kUncounted = "; call forwards that only log under NoGrad or in eval()";
 constexpr const char* kSameSettings =
     ": update by values that all ranks have, in an elastic job kept by elastic::state";

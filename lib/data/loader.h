@@ -147,8 +147,8 @@ class Loader : private Recoverable {
   /// The epoch that runs or ran last; -1 before the first.
   std::int64_t epoch() const { return epoch_; }
   /// Behind the batch that the caller got last, or the steps that were staged last: what another loader, with the same
-  /// global batches, takes to go on. Behind a pass it is the begin of the next epoch; after a `break`, which leaves the
-  /// rest of an epoch out, still the place of the break.
+  /// global batches, takes to continue. Behind a pass it is the begin of the next epoch; after a `break`, which leaves
+  /// the rest of an epoch out, still the place of the break.
   Position position() const;
   /// Makes the next pass run from there to the end of that epoch, with the order, stamps and content that an
   /// uninterrupted run has there; an epoch of which all steps are done gives an empty pass. A sampler that draws from a
