@@ -64,6 +64,7 @@ int run(const CompareOptions& options, const std::string& command_line) {
   const bool several = std::ranges::any_of(options.modes, [](Mode mode) { return mode != Mode::single; });
   const int most = several ? *std::max_element(options.devices.begin(), options.devices.end()) : 1;
   warn_of_unlikely(options, most);
+  note_signals();  // before images are drawn or loaded, which takes a while
   Training settings = options;
   std::int64_t parameters = 0;
   {
@@ -78,7 +79,6 @@ int run(const CompareOptions& options, const std::string& command_line) {
               .c_str(),
           out);
   }
-  note_signals();
   std::fflush(out);
   Results results = run_cells(options, machine, settings);
   results.parameters = parameters;
