@@ -48,7 +48,6 @@ void fields(auto& io, MeasuredLink& link) {
   io("ranks", link.ranks, {.least = 2, .most = kMaxDevices});
   fields(io, link.cost);
   io("averaging", link.averaging);
-  io("overlap_share", link.overlap_share, {.least = kLeastOverlap, .most = 1});
 }
 
 void fields(auto& io, DpCopies& dp) {

@@ -49,17 +49,12 @@ struct StepOverhead {
   double us(double batch) const { return fixed_us + per_sample_us * batch; }
 };
 
-inline constexpr double kLeastOverlap = -4;
-
 /// A whole all-reduce as it was measured among `ranks` ranks of one host.
 struct MeasuredLink {
   std::string backend;  // "shm", "gloo", ...
   int ranks = 2;
   TransferCost cost{};
   std::optional<TransferCost> averaging{};  // where mode averaging sums and divides a parameter; null: as `cost`
-  // Share of the all-reduce's time in which compute goes on: 0, as it needs the core of a device. Older results.json
-  // hold what was measured, below 0 where the two slow each other down.
-  double overlap_share = 0;
 };
 
 /// What DataParallel copies between its first device and each of the others.

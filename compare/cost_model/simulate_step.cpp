@@ -124,7 +124,7 @@ Link link_of(const MeasuredLink& measured, bool averaging) {
   const TransferCost& cost = averaging && measured.averaging ? *measured.averaging : measured.cost;
   return {.hop = {.latency_us = cost.latency_us / times.latency, .bytes_per_us = cost.bytes_per_us * times.bytes},
           .algorithm = algorithm,
-          .overlap_share = measured.overlap_share};
+          .overlap_share = 0};  // it needs the core that computes
 }
 
 const std::vector<NamedLink>& named_links() {

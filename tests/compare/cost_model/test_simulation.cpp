@@ -243,8 +243,7 @@ TEST_CASE("published scaling of DDP is predicted within 10 % from its own inputs
         const Crossings times = crossings(Algorithm::ring, 8);
         model.links = {{.backend = "nccl",
                         .ranks = 8,
-                        .cost = {.latency_us = times.latency * 3.4, .bytes_per_us = 25e3 / times.bytes},
-                        .overlap_share = 1}};
+                        .cost = {.latency_us = times.latency * 3.4, .bytes_per_us = 25e3 / times.bytes}}};
         job.hosts = 2;
         job.link = infiniband;
       }
