@@ -8,6 +8,7 @@
 #include "cli/show.h"
 #include "cli/unlikely.h"
 #include "compare/comparison.h"
+#include "compare/report/evidence.h"
 #include "compare/report/report.h"
 #include "lib/backend/backend.h"
 #include "lib/base/text.h"
@@ -30,13 +31,12 @@ std::string machine_line(const CompareOptions& options, const Machine& machine) 
                             most == 1 ? " device:" : " devices:");
   for (const Device device : devices_for(options.device, most)) text += " " + device.str();
   if (options.device == DeviceKind::cuda) {
-    text += concat(" on ", physical, physical == 1 ? " GPU" : " GPUs");
+    text += " on " + count_text(physical, "GPU");
     for (int i = 0; i < physical; ++i) text += " · " + machine.gpus.at(static_cast<std::size_t>(i));
     text += concat(" · precision ", name(options.precision));
   } else {
-    text += concat(" (", machine.isa, ", ", options.threads_per_device,
-                   options.threads_per_device == 1 ? " thread each)" : " threads each)", " on ", machine.cores,
-                   machine.cores == 1 ? " core" : " cores");
+    text += concat(" (", machine.isa, ", ", count_text(options.threads_per_device, "thread"), " each) on ",
+                   count_text(machine.cores, "core"));
   }
   text += " · " + backend(options.device).libraries();
   for (const Library& library : libraries())

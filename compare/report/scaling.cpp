@@ -64,17 +64,11 @@ double checked_us(const ScalingRow& row, double us, const char* from) {
   return us;
 }
 
-/// The model; if all-reduces weren't timed, as on GPUs, with the usual ones over the plan's link.
-CostModel model_over(const Results& results, const ScalingPlan& plan) {
-  CostModel model = model_of(results);
-  if (model.buckets.empty() && plan.link && results.parameters > 0)
-    model.buckets = usual_buckets(4 * static_cast<double>(results.parameters));
-  return model;
-}
-
 /// All rows but for their speed-up.
 std::vector<ScalingRow> rows_of(const Results& results, const ScalingPlan& plan) {
-  const CostModel model = model_over(results, plan);
+  CostModel model = model_of(results);
+  if (model.buckets.empty() && plan.link && results.parameters > 0)  // all-reduces weren't timed, as on GPUs
+    model.buckets = usual_buckets(4 * static_cast<double>(results.parameters));
   const std::int64_t batch = plan.batch > 0 ? plan.batch : results.settings.batch;
   const int most = *std::max_element(plan.devices.begin(), plan.devices.end());
   std::vector<ScalingRow> rows = {{.mode = Mode::single, .batch = batch}};

@@ -37,11 +37,15 @@ constexpr std::array kCollectives = {"all_reduce", "all_gather", "broadcast", "r
 
 bool is_option(const std::string& argument) { return argument.size() > 1 && argument[0] == '-'; }
 
+/// ", did you mean train?", else ", expected compare, show or train".
+std::string instead_of(const std::string& word, const std::vector<std::string>& known) {
+  const std::string hint = did_you_mean(word, known);
+  return hint.empty() ? ", expected " + listed(known, "or") : hint;
+}
+
 void require_known(const std::string& command, const std::vector<std::string>& commands) {
   if (is_option(command) || std::find(commands.begin(), commands.end(), command) != commands.end()) return;
-  const std::string hint = did_you_mean(command, commands);
-  throw UsageError(concat("unknown command '", command, "'",
-                          hint.empty() ? ", expected " + listed(commands, "or") : hint, " (see duet --help)"));
+  throw UsageError(concat("unknown command '", command, "'", instead_of(command, commands), " (see duet --help)"));
 }
 
 /// The arguments as the parser takes them: `help COMMAND` as `COMMAND --help`, and `--json` without a file as
@@ -297,10 +301,8 @@ void add_collectives(CLI::App& bench, CollectiveOptions& options) {
 }
 
 [[noreturn]] void refuse_bench(const std::string& what) {
-  const std::vector<std::string> known(kCollectives.begin(), kCollectives.end());
-  const std::string hint = what.empty() ? "" : did_you_mean(what, known);
   throw UsageError(concat("duet bench: ", what.empty() ? "no benchmark" : concat("unknown '", what, "'"),
-                          hint.empty() ? ", expected " + listed(known, "or") : hint));
+                          instead_of(what, {kCollectives.begin(), kCollectives.end()})));
 }
 
 /// The parser with all commands, and what it reads into.

@@ -80,14 +80,8 @@ std::string flush_right(const std::string& text, std::size_t column) {
 
 std::string ascii(const std::string& text) {
   // With their surroundings in duet's texts: elsewhere they are of a user's path.
-  constexpr std::array<std::pair<const char*, const char*>, 8> kSimilar = {{{" ±", "+-"},
-                                                                            {" ·", " -"},
-                                                                            {"… ", "~ "},
-                                                                            {"…\n", "~\n"},
-                                                                            {"…\x1b", "~\x1b"},
-                                                                            {" ▕", " ["},
-                                                                            {"█", "#"},
-                                                                            {"▏ ", "] "}}};
+  constexpr const char* kSimilar[][2] = {{" ±", "+-"},       {" ·", " -"}, {"… ", "~ "}, {"…\n", "~\n"},
+                                         {"…\x1b", "~\x1b"}, {" ▕", " ["}, {"█", "#"},   {"▏ ", "] "}};
   std::string out = text + "\n";
   for (const auto& [own, similar] : kSimilar) boost::algorithm::replace_all(out, own, similar);
   out.pop_back();
