@@ -7,6 +7,7 @@
 #include <iterator>
 #include <string_view>
 
+#include "lib/base/text.h"
 #include "lib/error.h"
 
 namespace duet {
@@ -50,7 +51,9 @@ constexpr FileFormat kFormats[] = {
     {"GGUF"sv, "a GGUF file", "download the safetensors files of the model: its own tensors are quantized", kTensors},
     {"{"sv, "a JSON text", "if it's the index of a model, load the files that it names", kTensors},
     {"\x1f\x8b"sv, "gzip data", "unpack it: gunzip FILE"},
+    {"BZh"sv, "bzip2 data", "unpack it: bunzip2 FILE"},
     {"\xfd\x37zXZ"sv, "xz data", "unpack it: unxz FILE"},
+    {"7z\xbc\xaf\x27"sv, "a 7z archive", "unpack it: 7z x FILE"},
     {"\x28\xb5\x2f\xfd"sv, "zstd data", "unpack it: unzstd FILE"},
     {"\0\x05\x16\x07"sv, "metadata of macOS (AppleDouble)", "delete it: the file's own name doesn't begin with \"._\""},
     {"\0\0\x08\x01"sv, "an IDX file of labels"},
@@ -73,13 +76,14 @@ constexpr FileFormat kArchives[] = {
     {"/data/0"sv, "a TorchScript file", kFromScript, kTensors},
     {"data.pkl"sv, "a PyTorch file (torch.save or TorchScript)", kFromTorch, kTensors},
     {".npy"sv, "a NumPy archive (.npz)", kFromArchive, kTensors},
+    {"metadata.json"sv, "a Keras model (.keras)", kFromHdf5, kTensors},
     {"archive_format"sv, "a program of torch.export (.pt2)", kFromExport, kTensors},
     {"serialized_exported_program.json"sv, "a program of torch.export (.pt2)", kFromExport, kTensors},
     {""sv, "a ZIP archive", "unpack it: unzip FILE"},
 };
 constexpr std::size_t kScripts = 2;                  // the first of them may be TorchScript
 constexpr std::size_t kNameLength = 26, kName = 30;  // in the header of a ZIP archive's file
-constexpr std::size_t kTarMagic = 257;
+constexpr std::size_t kTarMagic = 257, kShown = 40;
 
 const FileFormat* find_format(std::string_view front, FileContent expected) {
   const auto byte = [&](std::size_t at) { return at < front.size() ? static_cast<unsigned char>(front[at]) : 0; };
@@ -93,7 +97,8 @@ const FileFormat* find_format(std::string_view front, FileContent expected) {
     return expected == FileContent::script && found < kArchives + kScripts ? nullptr : found;
   }
   if (byte(0) == 0x80 && byte(1) >= 2 && byte(1) <= 5) return &kPickle;
-  if (byte(0) == 8 && (byte(2) == 0x12 || byte(2) == 0x3a)) return &kOnnx;  // its version, then a text or the graph
+  if (byte(0) == 8 && byte(1) > 2 && (byte(2) == 0x12 || byte(2) == 0x3a))
+    return &kOnnx;  // its version, then a text or the graph
   if (front.size() > kTarMagic && front.substr(kTarMagic).starts_with("ustar")) return &kTar;
   std::string text(front.substr(std::min(front.find_first_not_of(" \t\r\n"), front.size())));
   std::ranges::transform(text, text.begin(), [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
@@ -106,7 +111,12 @@ const FileFormat* find_format(std::string_view front, FileContent expected) {
 }  // namespace
 
 std::string describe_format(std::span<const std::byte> front, FileContent expected) {
-  const FileFormat* const found = find_format({reinterpret_cast<const char*>(front.data()), front.size()}, expected);
+  const std::string_view text(reinterpret_cast<const char*>(front.data()), front.size());
+  const FileFormat* const found = find_format(text, expected);
+  const bool readable = std::ranges::all_of(text, [](unsigned char c) { return c >= ' ' || std::isspace(c) != 0; });
+  if (found == nullptr && readable && text.size() > 3 && shown_bytes(text) > 0)
+    return concat("a text that begins with \"", printable(text.substr(0, std::min(text.find('\n'), kShown))),
+                  "\", perhaps a server's answer in place of the file");
   if (found == nullptr) return {};
   const bool has_fix = *found->fix != '\0' && (found->reader == FileContent::other || expected == found->reader);
   return concat(found->name, has_fix ? "; " : "", has_fix ? found->fix : "");

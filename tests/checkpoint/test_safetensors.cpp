@@ -13,12 +13,14 @@
 #include <utility>
 #include <vector>
 
+#include "lib/error.h"
 #include "lib/io/file_format.h"
 #include "lib/io/safetensors.h"
 #include "tests/support/catch2.h"
 #include "tests/support/scratch.h"
 
 using duet::Checksum;
+using duet::concat;
 using duet::DataError;
 using duet::NamedTensors;
 using duet_test::ContainsSubstring;
@@ -192,10 +194,18 @@ TEST_CASE("a header that breaks a rule is refused, by name") {
       {R"({"__metadata__":{"a":1}})", 0, "\"a\" is a JSON number"},
       {R"({"__metadata__":{"duet.sha256":"12"}})", 0, "not a SHA-256"},
   };
+  std::string many, names;
+  for (int i = 0; i <= 100'000; ++i) {
+    many += i > 0 ? ",1" : "1";
+    names += concat(i > 0 ? "," : "", '"', i, "\":\"\"");
+  }
+  std::vector<Case> all = cases;
+  all.push_back({R"({"x":{"shape":[)" + many + "]}}", 0, "\"x\" has more than 100000 values"});
+  all.push_back({R"({"__metadata__":{)" + names + "}}", 0, "\"__metadata__\" has more than 100000 values"});
   const Scratch scratch;
   const std::string path = scratch.path("bad.safetensors");
-  for (const Case& c : cases) {
-    INFO(c.header);
+  for (const Case& c : all) {
+    INFO(c.header.substr(0, 200));
     write_text(path, file_of(c.header, c.bytes));
     CHECK_THROWS_WITH(duet::load_tensors(path), ContainsSubstring(c.words) && ContainsSubstring(path));
   }
@@ -240,6 +250,7 @@ TEST_CASE("a file of another format is named, with what to do") {
       {zip("x.npy"), "a NumPy archive (.npz)", "numpy.load(sys.argv[1])"},
       {zip("net/archive_format"), "torch.export (.pt2)", "torch.export.load(sys.argv[1])"},
       {zip("photos/1.jpg"), "a ZIP archive", "unzip"},
+      {zip("metadata.json"), "a Keras model (.keras)", "h5py"},
       {"PK\3\4"s, "", ""},
       {"\x80\2\x8a\x0al\xfc\x9c\x46\xf9 "s, "a Python pickle", "torch.load"},
       {"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 9\n", "a Git LFS pointer", "git lfs pull"},
@@ -252,6 +263,10 @@ TEST_CASE("a file of another format is named, with what to do") {
       {"\x08\x07\x12\x07pytorch", "an ONNX model", "onnx.load"},
       {std::string(257, 'a') + "ustar", "a tar archive", "tar -xf"},
       {"{\"weight_map\": {}}", "a JSON text", "load the files that it names"},
+      {"BZh91AY&SY"s, "bzip2 data", "bunzip2"},
+      {"7z\xbc\xaf\x27\x1c\0\4"s, "a 7z archive", "7z x"},
+      {"Entry not found"s, "a text that begins with \"Entry not found\"", "server's answer"},
+      {"label,1x1,1x2\n5,0,0\n"s, "a text that begins with \"label,1x1,1x2\"", ""},
   };
   const Scratch scratch;
   const std::string path = scratch.path("a.safetensors");

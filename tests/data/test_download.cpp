@@ -59,7 +59,7 @@ TEST_CASE("mirrors that are absent, damaged or wrong are all named, and nothing 
   const std::vector<std::string> mirrors = {url(folder / "absent"), url(damaged), url(wrong)};
   CHECK_THROWS_WITH(download_mnist(MnistKind::mnist, cache, {}, mirrors),
                     ContainsSubstring("no mirror gave train-images-idx3-ubyte.gz") && ContainsSubstring("absent/") &&
-                        ContainsSubstring("is not gzip data") && ContainsSubstring("expected 47040016"));
+                        ContainsSubstring("a text that begins with \"xxx") && ContainsSubstring("expected 47040016"));
   CHECK(count_files(cache) == 0);
 }
 
