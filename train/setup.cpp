@@ -22,6 +22,7 @@
 #include "lib/data/partitioner.h"
 #include "lib/error.h"
 #include "lib/io/file_format.h"
+#include "lib/io/folder.h"
 #include "lib/nn/network_module.h"
 #include "lib/nn/networks.h"
 #include "lib/ops/losses.h"
@@ -165,9 +166,10 @@ std::shared_ptr<const data::Dataset> spread(std::shared_ptr<const data::Dataset>
 void require_folders(const Training& options) {
   for (const char* const part : {"train", "val"}) {
     std::error_code error;
-    require<DataError>(fs::is_directory(fs::path(options.data) / part, error), "--data ", options.data,
-                       ": has no folder ", part, "; ", options.model,
-                       " takes a folder with train and val, each with a folder of images for each class, or synthetic");
+    if (fs::is_directory(fs::path(options.data) / part, error)) continue;
+    throw DataError(concat("--data ", options.data, ": has no folder ", part, content_of(options.data), "; ",
+                           options.model, " takes a folder with train and val, each with a folder of images for each ",
+                           "class, or synthetic"));
   }
 }
 

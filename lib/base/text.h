@@ -72,6 +72,14 @@ inline std::string printable(std::string_view text, std::string_view kept = "") 
   return out;
 }
 
+/// "a, b, c and 4 more".
+inline std::string some_of(std::span<const std::string> names, std::size_t most = 4) {
+  std::string all;
+  for (const std::string& name : names.first(names.size() < most ? names.size() : most))
+    all += (all.empty() ? "" : ", ") + name;
+  return names.size() > most ? all + " and " + std::to_string(names.size() - most) + " more" : all;
+}
+
 /// "Too many open files (errno 24)".
 inline std::string errno_text(int number) {
   return std::generic_category().message(number) + " (errno " + std::to_string(number) + ")";

@@ -5,6 +5,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <chrono>
@@ -45,6 +46,12 @@ std::vector<std::string> list_folder(const std::string& path) {
     require<DataError>(!error, "cannot list folder ", path, ": ", errno_text(error.value()));
     return names;
   }
+}
+
+std::string content_of(const std::string& path) {
+  std::vector<std::string> names = is_folder(path) ? list_folder(path) : std::vector<std::string>();
+  std::sort(names.begin(), names.end());
+  return names.empty() ? "" : ", but has " + some_of(names);
 }
 
 std::string folder_of(const std::string& path) {

@@ -17,6 +17,9 @@ void make_folder(const std::string& path);
 /// Names of what is in a folder, in any order. Throws DataError where it cannot be listed to its end.
 std::vector<std::string> list_folder(const std::string& path);
 
+/// Returns ", but has a, b, c, d and 7 more", for errors about what a folder lacks; empty if there is nothing.
+std::string content_of(const std::string& path);
+
 /// The folder that holds `path`; "." for a bare name.
 std::string folder_of(const std::string& path);
 

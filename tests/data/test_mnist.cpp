@@ -168,7 +168,11 @@ TEST_CASE("files of the set in formats that are not read are named") {
   CHECK_THAT(load_mnist(options).origin,
              ContainsSubstring("found " + npz + ", a NumPy archive") && ContainsSubstring("datasets--ylecun--mnist"));
   options.data = (folder / "home/.keras/datasets").string();
-  CHECK_THROWS_WITH(load_mnist(options), ContainsSubstring("found " + npz + ", a NumPy archive"));
+  CHECK_THROWS_WITH(load_mnist(options), ContainsSubstring("found " + npz + ", a NumPy archive") &&
+                                             ContainsSubstring(", but has mnist.npz"));
+  options.data = npz;
+  CHECK_THROWS_WITH(load_mnist(options),
+                    ContainsSubstring("is a NumPy archive (.npz); expected a folder with the four"));
   options.kind = MnistKind::fashion_mnist;
   options.data.clear();
   CHECK_THAT(load_mnist(options).origin, !ContainsSubstring("(found "));

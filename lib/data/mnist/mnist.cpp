@@ -18,6 +18,7 @@
 #include "lib/error.h"
 #include "lib/io/atomic_file.h"
 #include "lib/io/file_format.h"
+#include "lib/io/folder.h"
 
 namespace duet::data {
 namespace {
@@ -115,11 +116,14 @@ Mnist draw(const MnistOptions& options, const std::string& reason) {
 /// `before`: what stands before the folder in errors.
 MnistFiles require_complete(const std::string& folder, const char* before, MnistKind kind) {
   std::error_code error;
-  require<DataError>(fs::is_directory(folder, error), before, folder, ": is not a folder; expected one with the four ",
-                     name(kind), " files, or ", folder_name(kind), " inside it");
+  const std::string format = describe_file(folder);
+  require<DataError>(fs::is_directory(folder, error), before, folder, ": is ", format.empty() ? "not a folder" : format,
+                     "; expected a folder with the four ", name(kind), " files, or ", folder_name(kind), " inside it");
   MnistFiles files = find_mnist(folder, kind);
-  require<DataError>(files.complete(), before, folder, ": no complete ", name(kind), " there: ", files.folder.string(),
-                     " lacks ", files.missing(), " (each may end in .gz)", unusable({folder}, kind));
+  if (!files.complete())
+    throw DataError(concat(before, folder, ": no complete ", name(kind), " there: ", files.folder.string(), " lacks ",
+                           files.missing(), " (each may end in .gz)", content_of(files.folder.string()),
+                           unusable({folder}, kind)));
   return files;
 }
 
