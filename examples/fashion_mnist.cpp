@@ -53,19 +53,14 @@ class Network : public nn::ResNet {
 
 /// Images that are moved by up to kShift pixels, half of them mirrored. Drawn by epoch and number of the image, so that
 /// an image is the same on any device.
-class Augmented : public data::Dataset {
+class Augmented : public data::DatasetWrapper {
  public:
-  explicit Augmented(const data::ImageDataset& set) : set_(set), ground_(-set.pixels().mean / set.pixels().deviation) {}
+  explicit Augmented(const data::ImageDataset& set)
+      : DatasetWrapper(set), ground_(-set.pixels().mean / set.pixels().deviation) {}
 
-  std::int64_t size() const override { return set_.size(); }
-  Shape sample_shape() const override { return set_.sample_shape(); }
-  std::uint64_t data_hash() const override { return set_.data_hash(); }
-  void fetch(std::span<const std::int64_t> indices, const Tensor& samples, const Tensor& labels) const override {
-    fetch_in_epoch(0, indices, samples, labels);
-  }
   void fetch_in_epoch(std::int64_t epoch, std::span<const std::int64_t> indices, const Tensor& samples,
                       const Tensor& labels) const override {
-    set_.fetch(indices, samples, labels);
+    DatasetWrapper::fetch_in_epoch(epoch, indices, samples, labels);
     float* pixels = samples.data<float>();
     for (const std::int64_t index : indices) {
       Philox random(kSeed, static_cast<std::uint64_t>(epoch << 32 | index));
@@ -90,7 +85,6 @@ class Augmented : public data::Dataset {
     }
   }
 
-  const data::ImageDataset& set_;
   float ground_;
 };
 

@@ -22,5 +22,6 @@ struct DataLoaderOptions {
 /// the int64 seed of the permutation. Making a loader draws nothing. Throws UsageError for options that exclude each
 /// other, and for `shuffle` with an empty data set.
 data::Loader data_loader(const data::Dataset& dataset, DataLoaderOptions options);
+data::Loader data_loader(const data::Dataset&& dataset, DataLoaderOptions options) = delete;
 
 }  // namespace duet::samplers

@@ -67,6 +67,25 @@ DatasetWrapper::DatasetWrapper(std::shared_ptr<const Dataset> inner) : inner_(st
   require<UsageError>(inner_ != nullptr, "a DatasetWrapper wraps nullptr, expected a data set");
 }
 
+void DatasetWrapper::fetch_in_epoch(std::int64_t epoch, std::span<const std::int64_t> indices, const Tensor& samples,
+                                    const Tensor& labels) const {
+  check(*inner_, indices, samples, labels);
+  const bool drops = inner_->has_labels() && !labels.defined();
+  const Tensor place = drops ? empty({std::ssize(indices)}, DType::i64, inner_->device()) : labels;
+  inner_->fetch_in_epoch(epoch, indices, samples, place);
+}
+
+void Dataset::check(const Dataset& set, std::span<const std::int64_t> indices, const Tensor& samples,
+                    const Tensor& labels) {
+  set.check(indices);
+  const std::int64_t n = std::ssize(indices);
+  require<ShapeError>(samples.count() == n * set.sample_shape().count(), "samples have shape ", samples.shape(),
+                      ", but the data set writes ", n, " of shape ", set.sample_shape(),
+                      ": a set of another sample_shape() around it must fetch into a tensor of its own");
+  require<ShapeError>(!set.has_labels() || !labels.defined() || labels.count() == n, "labels have shape ",
+                      labels.shape(), ", expected ", Shape{n});
+}
+
 void Dataset::check(std::span<const std::int64_t> indices) const {
   const std::int64_t n = size();
   for (const std::int64_t index : indices) {
@@ -89,10 +108,10 @@ Shape ImageDataset::sample_shape() const { return without_rows(images_.shape());
 std::uint64_t ImageDataset::data_hash() const { return hash_of_labels(labels_); }
 
 void ImageDataset::fetch(std::span<const std::int64_t> indices, const Tensor& samples, const Tensor& labels) const {
-  check(indices);
+  check(*this, indices, samples, labels);
   normaliser_.gather(images_.data<std::uint8_t>(), static_cast<std::size_t>(images_.shape().count_from(1)), indices,
                      samples.data<float>());
-  copy_labels(labels_, indices, labels);
+  if (labels.defined()) copy_labels(labels_, indices, labels);
 }
 
 void ResidentImages::fetch(std::span<const std::int64_t> indices, const Tensor& samples, const Tensor& labels) const {
@@ -127,13 +146,13 @@ Shape TensorDataset::sample_shape() const { return without_rows(samples_.shape()
 std::uint64_t TensorDataset::data_hash() const { return has_labels() ? hash_of_labels(labels_) : 0; }
 
 void TensorDataset::fetch(std::span<const std::int64_t> indices, const Tensor& samples, const Tensor& labels) const {
-  check(indices);
+  check(*this, indices, samples, labels);
   const std::int64_t width = samples_.shape().count_from(1);
   float* to = samples.data<float>();
   for (const std::int64_t index : indices) {
     to = std::copy_n(samples_.data<float>() + index * width, width, to);
   }
-  if (has_labels()) copy_labels(labels_, indices, labels);
+  if (has_labels() && labels.defined()) copy_labels(labels_, indices, labels);
 }
 
 RandomDataset::RandomDataset(std::int64_t size, std::int64_t length, std::uint64_t seed)
@@ -161,7 +180,7 @@ void Subset::fetch_in_epoch(std::int64_t epoch, std::span<const std::int64_t> in
                    [&](std::int64_t i) { return indices_[static_cast<std::size_t>(i)]; });
     const auto from = static_cast<std::int64_t>(begin), to = from + static_cast<std::int64_t>(part.size());
     all_.fetch_in_epoch(epoch, std::span(mapped).first(part.size()), samples.rows(from, to),
-                        has_labels() ? labels.rows(from, to) : labels);
+                        has_labels() && labels.defined() ? labels.rows(from, to) : labels);
   }
 }
 

@@ -55,7 +55,8 @@ class Dataset {
   /// The device to which fetch() writes.
   virtual Device device() const { return {}; }
   /// On device(), row i of `samples` (f32, (n, sample_shape...)) and entry i of `labels` (i64, (n)) become sample
-  /// indices[i]; `labels` is not looked at without labels. Throws DataError for an index outside [0, size()).
+  /// indices[i]; `labels` is not looked at without labels. Throws DataError for an index outside [0, size()). A set
+  /// with random changes keys them by current_epoch().
   virtual void fetch(std::span<const std::int64_t> indices, const Tensor& samples, const Tensor& labels) const = 0;
   /// Fetches samples in an epoch, counted from 0; loaders call this. Random changes of samples are keyed by the epoch;
   /// sets without any ignore it. Calls fetch() unless overridden.
@@ -67,6 +68,10 @@ class Dataset {
 
  protected:
   void check(std::span<const std::int64_t> indices) const;
+  /// Throws ShapeError unless such samples, and labels if they are defined, have room for what `set` writes: one around
+  /// it may have another sample_shape().
+  static void check(const Dataset& set, std::span<const std::int64_t> indices, const Tensor& samples,
+                    const Tensor& labels);
 };
 
 /// Keeps Dataset::current_epoch() of this thread at `epoch` for as long as it lives.
@@ -104,10 +109,10 @@ class DatasetWrapper : public Dataset {
   void fetch(std::span<const std::int64_t> indices, const Tensor& samples, const Tensor& labels) const final {
     fetch_in_epoch(current_epoch(), indices, samples, labels);
   }
+  /// Throws ShapeError for samples of another size than the wrapped set's. Its labels are dropped if `labels` is
+  /// undefined.
   void fetch_in_epoch(std::int64_t epoch, std::span<const std::int64_t> indices, const Tensor& samples,
-                      const Tensor& labels) const override {
-    inner_->fetch_in_epoch(epoch, indices, samples, labels);
-  }
+                      const Tensor& labels) const override;
 
  protected:
   const Dataset& inner() const { return *inner_; }
@@ -185,6 +190,7 @@ class Subset : public Dataset {
  public:
   /// Throws DataError for an index outside the set.
   Subset(const Dataset& all, std::vector<std::int64_t> indices);
+  Subset(const Dataset&& all, std::vector<std::int64_t> indices) = delete;
 
   std::int64_t size() const override { return static_cast<std::int64_t>(indices_.size()); }
   Shape sample_shape() const override { return all_.sample_shape(); }

@@ -97,6 +97,7 @@ class Loader : private Recoverable {
   /// The data set must outlive the loader. Throws UsageError for options that are out of range, for workers with a data
   /// set on a GPU, and for `deferred` with any other than ResidentImages.
   Loader(const Dataset& dataset, std::unique_ptr<BatchSampler> sampler, const LoaderOptions& options = {});
+  Loader(const Dataset&& dataset, std::unique_ptr<BatchSampler> sampler, const LoaderOptions& options = {}) = delete;
   ~Loader() override;
 
   class Iterator {

@@ -74,6 +74,18 @@ struct Owner : FetchOnly {
   Epochs set_;
 };
 
+struct Unlabelled : DatasetWrapper {
+  using DatasetWrapper::DatasetWrapper;
+  bool has_labels() const override { return false; }
+};
+
+/// Says another shape than its data set writes.
+struct Reshaped : DatasetWrapper {
+  Reshaped(const Dataset& all, const Shape& shape) : DatasetWrapper(all), shape_(shape) {}
+  Shape sample_shape() const override { return shape_; }
+  Shape shape_;
+};
+
 /// What each of three epochs of a loader delivers first.
 std::vector<float> first_of_epochs(const Dataset& set, int workers) {
   Loader loader(set,
@@ -198,6 +210,22 @@ TEST_CASE("a wrapper forwards what it doesn't override") {
   CHECK(wrapper.data_hash() == 7);
   CHECK_THROWS_AS(Inverted(std::shared_ptr<const Dataset>()), UsageError);
   static_assert(!std::is_copy_constructible_v<Inverted>);
+}
+
+TEST_CASE("a wrapper may drop labels, and its data set can't write past samples of another shape") {
+  const ImageDataset images = three_images();
+  const FetchOnly plain(images);
+  const Unlabelled unlabelled(images), of_plain(plain);
+  for (const Dataset* const set : {static_cast<const Dataset*>(&unlabelled), static_cast<const Dataset*>(&of_plain)})
+    CHECK(first_of_epochs(*set, 0) == first_of_epochs(images, 0));
+  const Reshaped flat(images, {4}), small(images, {1, 1, 2});
+  CHECK(first_of_epochs(flat, 0) == first_of_epochs(images, 0));
+  CHECK_THROWS_WITH(first_of_epochs(small, 0),
+                    "samples have shape [3, 1, 1, 2], but the data set writes 3 of shape "
+                    "[1, 2, 2]: a set of another sample_shape() around it must fetch into a "
+                    "tensor of its own");
+  CHECK_THROWS_AS(images.fetch(Longs{0}, empty({1, 1, 2, 2}), empty({2}, DType::i64)), ShapeError);
+  static_assert(!std::is_constructible_v<Subset, ImageDataset, Longs>);  // it would outlive the set
 }
 
 TEST_CASE("a loader warns about a data set that promises labels and writes none") {

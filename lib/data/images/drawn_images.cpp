@@ -197,13 +197,13 @@ Pixels DrawnImages::draw(std::int64_t index) const {
 }
 
 void DrawnImages::fetch(std::span<const std::int64_t> indices, const Tensor& samples, const Tensor& labels) const {
-  check(indices);
+  check(*this, indices, samples, labels);
   Pixels pixels;
   const std::int64_t plane = options_.size * options_.size;
   float* out = samples.data<float>();
   for (std::size_t row = 0; row < indices.size(); ++row) {
     draw(indices[row], pixels);
-    labels.data<std::int64_t>()[row] = label(indices[row]);
+    if (labels.defined()) labels.data<std::int64_t>()[row] = label(indices[row]);
     for (std::size_t c = 0; c < 3; ++c) {
       for (std::int64_t i = 0; i < plane; ++i)
         *out++ = normalisers_[c](pixels.bytes[static_cast<std::size_t>(3 * i) + c]);
