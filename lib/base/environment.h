@@ -14,4 +14,12 @@ inline std::optional<std::string> environment_variable(const std::string& name) 
   return text;
 }
 
+/// Whether this process speaks for its job: it is rank 0 by the variables of launchers, or they name no rank.
+inline bool is_first_rank() {
+  for (const char* const name : {"RANK", "OMPI_COMM_WORLD_RANK", "PALS_RANKID", "MV2_COMM_WORLD_RANK", "PMI_RANK",
+                                 "JSM_NAMESPACE_RANK", "FLUX_TASK_RANK", "SLURM_PROCID"})
+    if (const auto rank = environment_variable(name)) return *rank == "0";
+  return true;
+}
+
 }  // namespace duet

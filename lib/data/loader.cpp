@@ -13,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include "lib/base/environment.h"
 #include "lib/base/sha256.h"
 #include "lib/base/threads.h"
 #include "lib/error.h"
@@ -328,7 +329,7 @@ Batch Loader::make(std::int64_t step) const {
   const EpochScope scope(epoch_);  // also for a set whose fetch_in_epoch calls fetch() of another one
   // A set around one without labels may have forgotten to say so. The first batch tells, if anything is written to it.
   const bool probes = epoch_ == 0 && step == 0 && batch.labels.defined() && !part.indices.empty() &&
-                      batch.labels.device().kind == DeviceKind::cpu;
+                      batch.labels.device().kind == DeviceKind::cpu && is_first_rank();
   if (probes) batch.labels.data<std::int64_t>()[0] = kUnwritten;
   dataset_.fetch_in_epoch(epoch_, part.indices, batch.images, batch.labels);
   if (probes && batch.labels.data<std::int64_t>()[0] == kUnwritten)

@@ -104,7 +104,6 @@ class JpegFile : public ImageFile {
       jpeg_destroy_decompress(&info_);
       throw;
     }
-    if (info_.num_components == 4) losses_ = kInks;
     info_.out_color_space = info_.num_components == 4 ? JCS_CMYK : JCS_RGB;
   }
   ~JpegFile() override { jpeg_destroy_decompress(&info_); }
@@ -287,8 +286,6 @@ class PngFile : public ImageFile {
   void choose_colours() {
     const int depth = png_get_bit_depth(png_, info_), colours = png_get_color_type(png_, info_);
     wide_grey_ = depth == 16 && colours == PNG_COLOR_TYPE_GRAY;
-    if (depth == 16) losses_ = wide_grey_ ? kWideGrey : kWideColour;
-    if ((colours & PNG_COLOR_MASK_ALPHA) != 0 || png_get_valid(png_, info_, PNG_INFO_tRNS) != 0) losses_ |= kAlpha;
     if (wide_grey_) {
       png_set_interlace_handling(png_);
       return;

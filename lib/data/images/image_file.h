@@ -56,14 +56,14 @@ class ImageFile {
                                          std::int64_t most_pixels = kMostPixels);
   /// Properties of an image that the pixels lose: bits of a set.
   enum Loss : unsigned { kWideGrey = 1, kWideColour = 2, kAlpha = 4, kInks = 8, kOrientation = 16 };
+  /// Returns the Loss bits of a file with this content, or of which it is the beginning: those that are seen there.
+  static unsigned losses_of(std::span<const std::uint8_t> content);
   virtual ~ImageFile() = default;
   ImageFile(const ImageFile&) = delete;
   ImageFile& operator=(const ImageFile&) = delete;
 
   std::int64_t width() const { return width_; }
   std::int64_t height() const { return height_; }
-  /// Returns the Loss bits of this image.
-  unsigned losses() const { return losses_; }
 
   /// Divides width and height by 2, 4 or 8, rounding up, where the format can do that cheaply: JPEG's transform at a
   /// smaller scale. Before read(). Returns the divisor, 1 for a PNG. The pixels are not Pillow's.
@@ -80,7 +80,6 @@ class ImageFile {
 
   std::string name_;
   std::int64_t width_ = 0, height_ = 0;
-  unsigned losses_ = 0;
 
  private:
   /// open() for one format: codecs.cpp, or no_codecs.cpp where duet is built without their libraries.
@@ -93,6 +92,8 @@ class ImageFile {
 /// Whether a file that begins with these bytes is one that ImageFile::open() reads, damage apart.
 bool has_read_format(std::span<const std::uint8_t> content);
 inline constexpr std::size_t kFormatBytes = 8;  // as many as has_read_format() looks at
+/// As many as tell what nearly every image loses: pixels, and what follows them, may tell more.
+inline constexpr std::size_t kLossBytes = 8191;
 
 /// Whether this duet was built with libjpeg-turbo and libpng (Meson option `images`). Else open() and encode_jpeg()
 /// throw DataError.

@@ -15,6 +15,7 @@
 #include <system_error>
 #include <utility>
 
+#include "lib/base/environment.h"
 #include "lib/base/sha256.h"
 #include "lib/base/text.h"
 #include "lib/data/images/image_file.h"
@@ -29,6 +30,7 @@ namespace fs = std::filesystem;
 
 constexpr std::string_view kEndings[] = {".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp"};
 constexpr std::size_t kReadEndings = 3;  // the first of them are of formats that are read
+constexpr std::string_view kOtherEndings[] = {".gif", ".jfif", ".jpe", ".jp2", ".heic", ".heif", ".avif"};
 constexpr std::size_t kLongestEnding = 5;
 constexpr std::int64_t kMostChecked = 200'000, kCheckThreads = 8;
 
@@ -39,14 +41,21 @@ bool ends_in(std::string_view file, std::span<const std::string_view> endings) {
   return std::any_of(endings.begin(), endings.end(), [&](std::string_view ending) { return name.ends_with(ending); });
 }
 
-/// A file that cannot be read is an error when it is due, and not of another format.
-bool has_other_format(const fs::path& path) {
+/// Neither a JPEG nor a PNG; no regular file: a link that leads nowhere, or a FIFO, which would block.
+constexpr unsigned kOther = 1U << 30, kGone = 1U << 31;
+
+/// One of these, or the losses that the beginning of a file tells; 0 if it can't be read just now, which is an error
+/// when it is due.
+unsigned look_at(const fs::path& path) {
   std::error_code error;
-  if (!fs::is_regular_file(path, error)) return false;  // a FIFO would block
+  const fs::file_type type = fs::status(path, error).type();
+  if (type != fs::file_type::regular) return type == fs::file_type::none ? 0 : kGone;
   std::ifstream file(path, std::ios::binary);
-  std::array<std::uint8_t, kFormatBytes> begin{};
-  file.read(reinterpret_cast<char*>(begin.data()), std::ssize(begin));
-  return file.is_open() && !file.bad() && !has_read_format({begin.data(), static_cast<std::size_t>(file.gcount())});
+  std::array<std::uint8_t, kLossBytes> front;
+  file.read(reinterpret_cast<char*>(front.data()), std::ssize(front));
+  if (!file.is_open() || file.bad()) return 0;
+  const auto begin = std::span(front).first(static_cast<std::size_t>(file.gcount()));
+  return has_read_format(begin) ? ImageFile::losses_of(begin) : kOther;
 }
 
 /// Names of what is in a folder: sub-folders, links to folders too, and the rest.
@@ -75,9 +84,10 @@ bool is_left_out(const std::string& folder) {
 
 using FolderId = std::pair<dev_t, ino_t>;
 
-/// All files below root / folder by their folder, in the order of os.walk's sorted paths. `around`: the folders above.
+/// All files below root / folder by their folder, in the order of os.walk's sorted paths, and what is left out.
+/// `around`: the folders above.
 void walk(const fs::path& root, const std::string& folder, std::vector<FolderId>& around,
-          std::map<std::string, std::vector<std::string>>& files) {
+          std::map<std::string, std::vector<std::string>>& files, std::vector<std::string>& left_out) {
   const fs::path path = root / folder;
   struct stat status {};
   require<DataError>(::stat(path.c_str(), &status) == 0, path.string(), ": ", last_errno);
@@ -86,17 +96,15 @@ void walk(const fs::path& root, const std::string& folder, std::vector<FolderId>
                      ": is a link to a folder that it lies in");
   around.push_back(id);
   Listing listing = list(path);
+  for (const std::string& name : listing.files)
+    if (ends_in(name, kOtherEndings)) left_out.push_back(folder + '/' + name);
   std::erase_if(listing.files, [](const std::string& name) { return !ends_in(name, kEndings); });
   files[folder] = std::move(listing.files);
-  for (const std::string& inner : listing.folders)
-    if (!is_left_out(inner)) walk(root, folder + '/' + inner, around, files);
+  for (const std::string& inner : listing.folders) {
+    const std::string name = folder + '/' + inner;
+    is_left_out(inner) ? left_out.push_back(name) : walk(root, name, around, files, left_out);
+  }
   around.pop_back();
-}
-
-std::string joined(const std::vector<std::string>& names) {
-  std::string all;
-  for (const std::string& name : names) all += (all.empty() ? "" : ", ") + name;
-  return all;
 }
 
 void warn(const ImageFolderOptions& options, const std::string& message) {
@@ -134,43 +142,50 @@ ImageFolder::ImageFolder(const fs::path& root, const ImageFolderOptions& options
   require<DataError>(fs::is_directory(root, error), root.string(),
                      ": is not a folder; expected one with a folder of images for each class");
   classes_ = class_names(root);
-  std::vector<std::string> left_out = list(root).folders;
-  std::erase_if(left_out, std::not_fn(is_left_out));
-  if (!left_out.empty())
-    std::cerr << concat("warning: ", printable(root.string()), ": leaves out ", printable(joined(left_out)),
-                        ": such directories are no classes\n");
   require<DataError>(!classes_.empty(), root.string(), ": has no folders; expected a folder of images for each class");
-  std::vector<std::string> empty;
+  std::vector<std::string> empty, left_out = list(root).folders;
+  std::erase_if(left_out, std::not_fn(is_left_out));
   for (const std::string& name : classes_) {
     begins_.push_back(size());
-    add_class(name);
+    add_class(name, left_out);
     if (begins_.back() == size()) empty.push_back(name);
   }
   begins_.push_back(size());
-  require<DataError>(empty.empty(), root.string(), ": no images in the classes ", joined(empty),
-                     "; expected files that end in ", joined({std::begin(kEndings), std::end(kEndings)}));
-  find_other_formats();
+  const std::string endings = some_of(std::vector<std::string>(std::begin(kEndings), std::end(kEndings)), 9);
+  require<DataError>(empty.empty(), root.string(), ": no images in the classes ", some_of(empty),
+                     "; expected files that end in ", endings);
+  if (!left_out.empty() && is_first_rank())
+    std::cerr << concat("warning: ", printable(root.string()), ": leaves out ", printable(some_of(left_out)),
+                        ": directories of such names hold no samples, and images must end in ", endings, '\n');
+  look_at_files();
 }
 
-void ImageFolder::find_other_formats() {
+void ImageFolder::look_at_files() {
   const auto read_endings = std::span(kEndings).first(kReadEndings);
-  std::vector<char> other(labels_.size(), 0);
+  std::vector<unsigned> looks(labels_.size(), 0);
   std::vector<std::future<void>> threads;  // a disk or server answers many at once
   for (std::int64_t first = 0; first < kCheckThreads; ++first)
     threads.push_back(std::async(std::launch::async, [&, first] {
       for (std::int64_t i = first; i < size(); i += kCheckThreads) {
         const std::string_view name = name_of(i);
         const bool suspect = name.find("/.") != name.npos || !ends_in(name, read_endings);
-        other[static_cast<std::size_t>(i)] = (suspect || size() <= kMostChecked) && has_other_format(root_ / name);
+        if (suspect || size() <= kMostChecked) looks[static_cast<std::size_t>(i)] = look_at(root_ / name);
       }
     }));
   for (std::future<void>& thread : threads) thread.get();
   std::string first;
+  std::map<unsigned, std::vector<std::int64_t>> losses;
   for (std::int64_t i = 0; i < size(); ++i) {
-    if (other[static_cast<std::size_t>(i)] == 0) continue;
+    const unsigned look = looks[static_cast<std::size_t>(i)];
+    require<DataError>(look != kGone, path(i).string(),
+                       ": is a link that leads nowhere, or no regular file; expected an image");
+    for (unsigned loss = 1; loss <= look && look != kOther; loss *= 2)
+      if ((look & loss) != 0) losses[loss].push_back(i);
+    if (look != kOther) continue;
     if (broken_.empty()) first = path(i).string();
     broken_.emplace(i, path(i).string() + ": is neither a JPEG nor a PNG image");
   }
+  for (const auto& [loss, files] : losses) warn_of_losses(loss, files[0], std::ssize(files));
   if (broken_.empty()) return;
   const std::string format = describe_file(first);
   const std::string found =
@@ -178,10 +193,10 @@ void ImageFolder::find_other_formats() {
              broken_.size() == 1 ? " file is neither a JPEG nor a PNG image" : " files are neither JPEG nor PNG images",
              ", the first is ", first, format.empty() ? "" : ": ", format);
   require<DataError>(options_.skip_broken, found, "; skip_broken takes other images of their classes in their place");
-  warn(options_, found);
+  if (options_.warn || is_first_rank()) warn(options_, found);
 }
 
-void ImageFolder::warn_of_losses(unsigned losses, std::int64_t file) const {
+void ImageFolder::warn_of_losses(unsigned losses, std::int64_t file, std::int64_t count) const {
   static constexpr std::pair<unsigned, const char*> kTexts[] = {
       {ImageFile::kWideGrey, "16-bit grey is cut to 8 bits: values above 255 become white. Divide them by 256 first"},
       {ImageFile::kWideColour, "16-bit values are cut to their upper 8 bits"},
@@ -190,10 +205,11 @@ void ImageFolder::warn_of_losses(unsigned losses, std::int64_t file) const {
       {ImageFile::kOrientation,
        "orientation tags are ignored, so the picture lies on its side or is mirrored. Turn the pixels first"}};
   const unsigned known = warned_losses_.fetch_or(losses);
+  const std::string images = count > 0 ? concat(count, " of ", size(), " images, the first is ") : "as in ";
   for (const auto& [loss, text] : kTexts)
-    if ((losses & ~known & loss) != 0)
-      std::cerr << concat("warning: ", printable(path(file).string()), ": ", text, ". Said once for all images in ",
-                          printable(root_.string()), '\n');
+    if ((losses & ~known & loss) != 0 && is_first_rank())
+      std::cerr << concat("warning: ", printable(root_.string()), ": ", text, " (", images,
+                          printable(path(file).string()), ")\n");
 }
 
 std::vector<std::string> ImageFolder::class_names(const fs::path& root) {
@@ -206,17 +222,17 @@ void require_same_classes(const std::string& subject, const ImageFolder& train, 
   const auto only = [](const char* part, const ImageFolder& set, const ImageFolder& other) {
     std::vector<std::string> names;
     std::ranges::set_difference(set.classes(), other.classes(), std::back_inserter(names));
-    return names.empty() ? "" : concat("; only ", part, " has ", joined(names));
+    return names.empty() ? "" : concat("; only ", part, " has ", some_of(names));
   };
   require<DataError>(train.classes() == val.classes(), subject, ": train has ", train.classes().size(),
                      " classes and val ", val.classes().size(), ", expected the same directories in both",
                      only("train", train, val), only("val", val, train));
 }
 
-void ImageFolder::add_class(const std::string& name) {
+void ImageFolder::add_class(const std::string& name, std::vector<std::string>& left_out) {
   std::map<std::string, std::vector<std::string>> folders;
   std::vector<FolderId> around;
-  walk(root_, name, around, folders);
+  walk(root_, name, around, folders, left_out);
   for (const auto& [folder, files] : folders) {
     for (const std::string& file : files) {
       names_ += folder + '/' + file;
@@ -269,7 +285,7 @@ View ImageFolder::view_of(std::int64_t width, std::int64_t height, std::int64_t 
 void ImageFolder::make_sample(Workspace& work, std::int64_t file, std::int64_t epoch, std::int64_t index,
                               float* out) const {
   const auto image = ImageFile::open(work.content, path(file).string());
-  if (image->losses() != 0) warn_of_losses(image->losses(), file);
+  if (const unsigned losses = ImageFile::losses_of(work.content)) warn_of_losses(losses, file, 0);
   View view = view_of(image->width(), image->height(), epoch, index);
   if (options_.scaled_decoding) {
     int divisor = 8;
@@ -310,9 +326,10 @@ bool ImageFolder::try_sample(Workspace& work, std::int64_t file, std::int64_t ep
 
 void ImageFolder::fetch_in_epoch(std::int64_t epoch, std::span<const std::int64_t> indices, const Tensor& samples,
                                  const Tensor& labels) const {
-  check(indices);
+  check(*this, indices, samples, labels);
   if (current_epoch() > 0 && current_epoch() != epoch && std::holds_alternative<RandomResizedCrop>(options_.transform))
     std::call_once(warned_, [&] {
+      if (!is_first_rank()) return;
       std::cerr << concat("warning: ", printable(root_.string()), ": the loader is in epoch ", current_epoch(),
                           ", but a data set between fetches the random crops of epoch ", epoch,
                           ": pass the epoch on, or derive the set from data::DatasetWrapper\n");
@@ -327,7 +344,7 @@ void ImageFolder::fetch_in_epoch(std::int64_t epoch, std::span<const std::int64_
     while (tried < count && !try_sample(work, begin + (index - begin + tried) % count, epoch, index, out)) ++tried;
     require<DataError>(tried < count, (root_ / classes_[static_cast<std::size_t>(of)]).string(), ": all ", count,
                        " images of this class are broken");
-    labels.data<std::int64_t>()[row] = of;
+    if (labels.defined()) labels.data<std::int64_t>()[row] = of;
   }
 }
 

@@ -47,18 +47,19 @@ struct ImageFolderOptions {
 /// torchvision's order; links are followed. Of these formats JPEG and PNG are read (lib/data/images/image_file.h), by
 /// their first bytes; others are broken images, and not left out in silence. Labels are the classes' numbers.
 ///
-/// Of images that lose something when they're decoded (ImageFile::Loss), the first of each kind gives a warning on the
-/// standard error.
+/// Rank 0 of a job warns about images that lose something when they're decoded (ImageFile::Loss): once for each kind in
+/// a set, when the folder is listed if the beginnings of the files tell it. It also warns about images that are left
+/// out by the ends of their names, such as .gif.
 ///
 /// fetch decodes, crops, resizes and normalises: f32 (n, 3, size, size), with the bits of torchvision on Pillow 13.0.0
 /// for the same crop. Random crops are keyed by (seed, epoch, number of the sample). Give the loader worker threads.
 class ImageFolder : public Dataset {
  public:
-  /// Lists the folder; reads no image, but the first bytes of its files: of more than 200,000 only those of hidden
+  /// Lists the folder; reads no image, but the first 8 KB of its files: of more than 200,000 only those of hidden
   /// files, and of files that are named as of another format than JPEG and PNG.
   /// Throws DataError: no folder, no class in it, a class without images, a folder that cannot be listed, a link that
-  /// leads back to a folder around it, files of other formats (unless skip_broken), or a duet that was built without
-  /// images; UsageError as check(transform) and Normaliser.
+  /// leads nowhere or back to a folder around it, files of other formats (unless skip_broken), or a duet that was built
+  /// without images; UsageError as check(transform) and Normaliser.
   explicit ImageFolder(const std::filesystem::path& root, const ImageFolderOptions& options = {});
 
   std::int64_t size() const override { return static_cast<std::int64_t>(labels_.size()); }
@@ -86,9 +87,10 @@ class ImageFolder : public Dataset {
 
  private:
   class Workspace;
-  void add_class(const std::string& name);
-  void find_other_formats();
-  void warn_of_losses(unsigned losses, std::int64_t file) const;
+  void add_class(const std::string& name, std::vector<std::string>& left_out);
+  void look_at_files();
+  /// `count`: images of this loss; 0: unknown.
+  void warn_of_losses(unsigned losses, std::int64_t file, std::int64_t count) const;
   /// Its path below the root.
   std::string_view name_of(std::int64_t index) const;
   View view_of(std::int64_t width, std::int64_t height, std::int64_t epoch, std::int64_t index) const;
