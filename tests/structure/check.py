@@ -200,7 +200,7 @@ def check_folder_sizes(root):
 def sizes(root):
     """Lines of the product without examples, of examples, tests and tools, and the files of all but the examples."""
     lines = {"product": 0, "examples": 0, "tests": 0, "tools": 0, "files": 0}
-    for part, folders, endings in (("product", FOLDERS[:-2], SOURCE), ("examples", ("examples",), SOURCE),
+    for part, folders, endings in (("product", FOLDERS[:-2], (*SOURCE, ".inc")), ("examples", ("examples",), SOURCE),
                                    ("tests", ("tests",), (*SOURCE, ".py", ".sh")), ("tools", ("tools",), (".py", ".sh"))):
         for folder in folders:
             for path, _, names in os.walk(os.path.join(root, folder)):
