@@ -164,16 +164,12 @@ Variable Dropout::forward(Context& context, const Variable& x) const {
 
 std::string Dropout::details() const { return concat("p=", python_text(p_), ", inplace=False"); }
 
-Variable ReLU::forward(Context&, const Variable& x) const {
-  return name_errors([&] { return ops::relu(x); });
-}
+Variable ReLU::forward(Context&, const Variable& x) const { return name_errors(ops::relu, x); }
 
 MaxPool2d::MaxPool2d(std::int64_t kernel_size, std::int64_t stride, std::int64_t padding)
     : window_(square_window(kernel_size, stride, padding)) {}
 
-Variable MaxPool2d::forward(Context&, const Variable& x) const {
-  return name_errors([&] { return ops::max_pool2d(x, window_); });
-}
+Variable MaxPool2d::forward(Context&, const Variable& x) const { return name_errors(ops::max_pool2d, x, window_); }
 
 std::string MaxPool2d::details() const {
   return concat("kernel_size=", window_.kernel_h, ", stride=", window_.stride_h, ", padding=", window_.pad_h,
@@ -202,33 +198,13 @@ Variable AdaptiveAvgPool2d::forward(Context&, const Variable& x) const {
 
 std::string AdaptiveAvgPool2d::details() const { return concat("output_size=(", height_, ", ", width_, ")"); }
 
-Variable Flatten::forward(Context&, const Variable& x) const {
-  return name_errors([&] { return ops::flatten(x); });
-}
-
-Variable Softmax::forward(Context&, const Variable& x) const {
-  return name_errors([&] { return ops::softmax(x, dim_); });
-}
-
-Variable LogSoftmax::forward(Context&, const Variable& x) const {
-  return name_errors([&] { return ops::log_softmax(x, dim_); });
-}
-
-Variable Sigmoid::forward(Context&, const Variable& x) const {
-  return name_errors([&] { return ops::sigmoid(x); });
-}
-
-Variable Tanh::forward(Context&, const Variable& x) const {
-  return name_errors([&] { return ops::tanh(x); });
-}
-
-Variable GELU::forward(Context&, const Variable& x) const {
-  return name_errors([&] { return ops::gelu(x); });
-}
-
-Variable LeakyReLU::forward(Context&, const Variable& x) const {
-  return name_errors([&] { return ops::leaky_relu(x, slope_); });
-}
+Variable Flatten::forward(Context&, const Variable& x) const { return name_errors(ops::flatten, x); }
+Variable Softmax::forward(Context&, const Variable& x) const { return name_errors(ops::softmax, x, dim_); }
+Variable LogSoftmax::forward(Context&, const Variable& x) const { return name_errors(ops::log_softmax, x, dim_); }
+Variable Sigmoid::forward(Context&, const Variable& x) const { return name_errors(ops::sigmoid, x); }
+Variable Tanh::forward(Context&, const Variable& x) const { return name_errors(ops::tanh, x); }
+Variable GELU::forward(Context&, const Variable& x) const { return name_errors(ops::gelu, x); }
+Variable LeakyReLU::forward(Context&, const Variable& x) const { return name_errors(ops::leaky_relu, x, slope_); }
 
 std::string LeakyReLU::details() const { return concat("negative_slope=", python_text(slope_)); }
 

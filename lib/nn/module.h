@@ -105,12 +105,12 @@ class Module : public ForwardMustBeConst {
   /// Its place in the model and its type, for messages: "features.3.conv1 (Conv2d)", "ResNet".
   std::string label() const;
 
-  /// Runs `task`, a part of this module's forward, and gives its result. An Error gets this module's place in the model
-  /// in front of its text, "features.3.conv1 (Conv2d): ", unless it has that of a module inside already.
-  template <class Task>
-  auto name_errors(Task&& task) const {
+  /// Runs `task`, a part of this module's forward, and returns its result. An Error gets this module's place in the
+  /// model in front of its text, "features.3.conv1 (Conv2d): ", unless it has that of a module inside already.
+  template <class Task, class... Arguments>
+  auto name_errors(Task&& task, const Arguments&... arguments) const {
     try {
-      return task();
+      return task(arguments...);
     } catch (const Error& error) {
       rethrow_named(error);
     }
