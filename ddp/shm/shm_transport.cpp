@@ -79,11 +79,15 @@ void ShmTransport::wait(Request request, Clock::time_point deadline) {
 }
 
 void ShmTransport::progress() {
-  const std::lock_guard lock(mutex_);
-  if (!closed_.empty()) return;
-  move();
+  {
+    const std::lock_guard lock(mutex_);
+    if (!closed_.empty()) return;
+    move();
+    wake_waiters();
+    require<CommError>(closed_.empty(), closed_);
+  }
+  drain(Clock::now() + Milliseconds(1));  // a ring holds little of a large message
   wake_waiters();
-  require<CommError>(closed_.empty(), closed_);
 }
 
 void ShmTransport::drain(Clock::time_point deadline) {

@@ -186,9 +186,13 @@ class EngineGroup final : public ProcessGroup {
     if (call.in.count > 0) transport.wait(message.payload, deadline);
   }
 
-  /// Carries out the collectives up to `number`; waiting for other ranks may `spin`.
+  /// Carries out the collectives up to `number`; waiting for other ranks may `spin`, but for the group's thread.
   void run_until(std::uint64_t number, bool spin) {
-    const std::lock_guard running(running_);
+    std::unique_lock running(running_, std::defer_lock);
+    if (spin || !waiters_run_)
+      running.lock();
+    else if (!running.try_lock())
+      return;  // another thread does so, and may wait for ranks that wait for messages of this one
     for (;;) {
       Task task;
       {
