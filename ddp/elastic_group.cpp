@@ -152,7 +152,7 @@ void ElasticGroup::leave_generation() {
 }
 
 ProcessGroup& ElasticGroup::called(Collective op) {
-  if (op != Collective::send && op != Collective::recv) member_.count_call();
+  if (!is_message(op)) member_.count_call();
   return *inner_;
 }
 
@@ -193,7 +193,7 @@ Work ElasticGroup::start_in_step(const Call& call) {
     require<CommError>(!Recovery::instance().in_unit(), name(call.op), " in a unit in which a rank was lost");
     return {};
   }
-  auto state = works_.take();
+  auto state = is_message(call.op) ? std::make_shared<WorkState>() : works_.take();  // a dropped message ends
   try {
     state->begin(name(call.op), [this, work = start_in(called(call.op), call)](Clock::time_point deadline) mutable {
       try {

@@ -205,6 +205,7 @@ class Tensor {
   Device device() const { return storage_->device(); }
   /// Its memory, of which it may be a part.
   Storage& storage() const { return *storage_; }
+  std::shared_ptr<const Storage> shared_storage() const { return storage_; }
 
   void* raw() const { return static_cast<std::byte*>(storage_->data()) + offset_; }
   /// The elements, in memory order. Throws ShapeError when T is not the dtype.

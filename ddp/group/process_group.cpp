@@ -218,7 +218,7 @@ Work ProcessGroup::checked(const Call& call) {
   if (call.parts.blocks != 0) check_parts(call, rank_, size_, takes_parts());
   const auto direct = [this](const Buffer& buffer) { return buffer.count == 0 || takes(buffer.device.kind); };
   Call marked = call;
-  if (call.op != Collective::send && call.op != Collective::recv) marked.batch = std::exchange(batch_, {});
+  if (!is_message(call.op)) marked.batch = std::exchange(batch_, {});
   if (recorder_) marked.mark = noted(call);
   try {
     Work work = direct(call.in) && direct(call.out) ? start(marked) : start_staged(marked);
@@ -232,9 +232,8 @@ Work ProcessGroup::checked(const Call& call) {
 
 CallMark ProcessGroup::noted(const Call& call) {
   const Buffer& common = common_buffer(call);
-  const bool message = call.op == Collective::send || call.op == Collective::recv;
   return recorder_->add({.group = recorded_as_,
-                         .sequence = message ? -1 : static_cast<std::int32_t>(noted_++),
+                         .sequence = is_message(call.op) ? -1 : static_cast<std::int32_t>(noted_++),
                          .op = static_cast<std::uint8_t>(call.op),
                          .dtype = static_cast<std::uint8_t>(common.dtype),
                          .reduce = static_cast<std::uint8_t>(call.reduce),

@@ -65,7 +65,12 @@ class WorkState {
 };
 
 /// The end of one operation; its buffers must stay untouched until wait() has returned. Copies share the operation.
-/// wait() throws CommError where the group is closed before the operation has ended.
+/// wait() throws CommError if the group is closed before the operation has ended.
+///
+/// Dropping the last copy without a wait() never blocks, and the operation continues. A dropped send copies what it
+/// still needs of its buffer; a dropped recv discards what arrives. The memory of a dropped collective, and over NCCL
+/// of any operation, must stay untouched until a later collective has ended, or the group: a tensor lives on until
+/// then.
 class Work {
  public:
   /// Nothing to wait for.
@@ -121,13 +126,14 @@ struct Buffer {
   std::int64_t count = 0;
   DType dtype = DType::f32;
   Device device{};
+  std::shared_ptr<const Storage> owner{};  // of a tensor
 
   Buffer() = default;
-  Buffer(void* memory, std::int64_t elements, DType type, Device place = {})
-      : data(memory), count(elements), dtype(type), device(place) {}
-  /// All elements of a tensor, which must outlive the operation.
+  Buffer(void* memory, std::int64_t elements, DType type, Device place = {}, std::shared_ptr<const Storage> of = {})
+      : data(memory), count(elements), dtype(type), device(place), owner(std::move(of)) {}
+  /// All elements of a tensor, whose memory the operation keeps alive.
   Buffer(const Tensor& tensor)  // NOLINT(google-explicit-constructor): tensors are what is sent
-      : Buffer(tensor.raw(), tensor.count(), tensor.dtype(), tensor.device()) {}
+      : Buffer(tensor.raw(), tensor.count(), tensor.dtype(), tensor.device(), tensor.shared_storage()) {}
   template <class T>
   Buffer(std::span<T> values)  // NOLINT(google-explicit-constructor)
       : Buffer(values.data(), static_cast<std::int64_t>(values.size()), dtype_of<T>()) {}
@@ -154,6 +160,8 @@ enum class Collective : std::uint8_t {
   recv
 };
 const char* name(Collective op);
+/// Whether it is a message between two ranks.
+inline bool is_message(Collective op) { return op == Collective::send || op == Collective::recv; }
 /// Whether it has a ReduceOp.
 bool reduces(Collective op);
 /// Whether one rank has another part in it than the others.

@@ -188,10 +188,10 @@ class NcclGroup final : public ProcessGroup {
     core_->require_alive();
     require<UsageError>(!host_waits || !core_->records(), name(call.op),
                         ": the host waits for it, so it cannot be part of a recorded step");
-    if (call.op != Collective::send && call.op != Collective::recv) core_->note_header(call);
+    if (!is_message(call.op)) core_->note_header(call);
     if (call.op == Collective::barrier) call.in = one_;
     if (common_buffer(call).count == 0) return {};
-    if (call.op == Collective::send || call.op == Collective::recv) return start_message(call, host_waits);
+    if (is_message(call.op)) return start_message(call, host_waits);
     if (messages_ != nullptr) flush(*core_, *std::exchange(messages_, nullptr), rank(), size());
     auto operation = core_->run(title(call), true, [&](ncclComm_t communicator, cudaStream_t stream) {
       return submit(call, {rank(), size(), communicator, stream});

@@ -228,6 +228,9 @@ class MultiHostTransport final : public Transport {
   void wait(Request request, Clock::time_point deadline) override {
     request % 2 == 0 ? network_->wait(request / 2, deadline) : shared_->wait(request / 2, deadline);
   }
+  bool release(Request request) override {
+    return request % 2 == 0 ? network_->release(request / 2) : shared_->release(request / 2);
+  }
   bool needs_progress() const override { return shared_ != nullptr; }
   void progress() override {
     if (shared_) shared_->progress();

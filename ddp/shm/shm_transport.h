@@ -38,6 +38,10 @@ class ShmTransport final : public Transport {
   Request send(int peer, std::uint64_t tag, const void* data, std::size_t bytes) override;
   Request receive(int peer, std::uint64_t tag, void* data, std::size_t bytes) override;
   void wait(Request request, Clock::time_point deadline) override;
+  bool release(Request request) override {
+    const std::lock_guard lock(mutex_);
+    return messages_.release(request);
+  }
   bool needs_progress() const override { return true; }
   void progress() override;
   /// Waits until what this rank sends is in the rings, at most until `deadline`; swallows errors.

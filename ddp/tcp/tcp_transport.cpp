@@ -276,6 +276,10 @@ class TcpTransport final : public Transport {
     shut_down();
   }
 
+  bool release(Request request) override {
+    const std::lock_guard lock(mutex_);
+    return messages_.release(request);
+  }
  private:
   struct Peer {
     Peer() { out.reserve(64); }  // few at a time: steps allocate nothing

@@ -4,8 +4,11 @@
 #include <algorithm>
 #include <chrono>
 #include <condition_variable>
+#include <cstddef>
+#include <cstring>
 #include <exception>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <string>
 #include <thread>
@@ -27,6 +30,14 @@ constexpr std::size_t kQueued = 64;  // calls in the background for which there 
 /// How often the group's thread looks for messages, and for collectives that no thread waits for.
 constexpr auto kTick = std::chrono::milliseconds(20);
 
+/// A message to or from another rank: its header, which both sides compare, and its data.
+struct Message {
+  CallHeader ours, theirs;
+  Transport::Request header = Transport::kNone, payload = Transport::kNone;
+  std::unique_ptr<std::byte[]> own;  // for the data, if the transport can't release() the caller's
+  bool ended = false;
+};
+
 /// What a Work may still need after the group is gone.
 struct Core {
   Core(std::unique_ptr<Engine> group_engine, const GroupOptions& group_options)
@@ -42,15 +53,23 @@ struct Core {
     throw CommError(text);
   }
 
+  /// Nobody waits for the message any more, and its buffer may go next.
+  void drop(std::unique_ptr<Message> message) noexcept {
+    if (!message->ended) try {
+        const std::lock_guard lock(mutex);
+        if (!transport().release(message->header) || !transport().release(message->payload))
+          left.push_back(std::move(message));
+      } catch (const std::exception& error) {  // no memory
+        failure.add("a message without a wait()", transport().rank(), error);
+        transport().close();
+      }
+  }
+
+  std::mutex mutex;                            // guards the next one
+  std::vector<std::unique_ptr<Message>> left;  // dropped ones, which the transport may still use
   const std::unique_ptr<Engine> engine;
   const GroupOptions options;
   GroupFailure failure;
-};
-
-/// A message to or from another rank: its header, which both sides compare, and its data.
-struct Message {
-  CallHeader ours, theirs;
-  Transport::Request header = 0, payload = 0;
 };
 
 class EngineGroup final : public ProcessGroup {
@@ -95,7 +114,7 @@ class EngineGroup final : public ProcessGroup {
 
  protected:
   Work start(const Call& call) override {
-    if (call.op == Collective::send || call.op == Collective::recv) return start_message(call);
+    if (is_message(call.op)) return start_message(call);
     std::unique_lock running(running_, std::defer_lock);
     if (waiters_run_) static_cast<void>(running.try_lock());
     const std::lock_guard lock(mutex_);
@@ -134,7 +153,8 @@ class EngineGroup final : public ProcessGroup {
   // send and a recv in any order, as in a ring, without a circular wait.
   Work start_message(const Call& call) {
     core_->failure.check();
-    const auto message = std::make_shared<Message>();
+    const std::shared_ptr<Message> message(new Message,
+                                           [core = core_](Message* one) { core->drop(std::unique_ptr<Message>(one)); });
     const std::uint64_t number = messages_[{call.op, call.root, call.tag}]++;
     const bool sends = call.op == Collective::send;
     Call both = call;  // as both sides describe it, so that their tags agree
@@ -151,10 +171,12 @@ class EngineGroup final : public ProcessGroup {
     try {
       begin_message(call, key, *message);
     } catch (const std::exception& error) {  // the peer has closed
+      message->ended = true;
       core_->fail(title, error);
     }
     auto state = std::make_shared<WorkState>();
     state->begin(name(call.op), [core = core_, message, call, title](Clock::time_point limit) {
+      message->ended = true;  // else the transport is closed
       try {
         finish_message(core->transport(), *message, call,
                        std::min(limit, Clock::now() + call.mark.limit(core->options.timeout)));
@@ -173,8 +195,14 @@ class EngineGroup final : public ProcessGroup {
     message.header = sends ? transport.send(call.root, head, &message.ours, sizeof(CallHeader))
                            : transport.receive(call.root, head, &message.theirs, sizeof(CallHeader));
     if (call.in.count == 0) return;
-    message.payload = sends ? transport.send(call.root, tag, call.in.data, call.in.bytes())
-                            : transport.receive(call.root, tag, call.in.data, call.in.bytes());
+    void* data = call.in.data;
+    if (!transport.release(Transport::kNone)) {
+      message.own = std::make_unique_for_overwrite<std::byte[]>(call.in.bytes());
+      if (sends) std::memcpy(message.own.get(), data, call.in.bytes());
+      data = message.own.get();
+    }
+    message.payload = sends ? transport.send(call.root, tag, data, call.in.bytes())
+                            : transport.receive(call.root, tag, data, call.in.bytes());
   }
 
   static void finish_message(Transport& transport, const Message& message, const Call& call,
@@ -184,6 +212,7 @@ class EngineGroup final : public ProcessGroup {
                        message.theirs.count, " ", static_cast<DType>(message.theirs.dtype), ", expected ",
                        call.in.count, " ", call.in.dtype);
     if (call.in.count > 0) transport.wait(message.payload, deadline);
+    if (message.own && call.op == Collective::recv) std::memcpy(call.in.data, message.own.get(), call.in.bytes());
   }
 
   /// Carries out the collectives up to `number`; waiting for other ranks may `spin`, but for the group's thread.
@@ -204,7 +233,7 @@ class EngineGroup final : public ProcessGroup {
     }
   }
 
-  void run(const Task& task, bool spin) {
+  void run(Task& task, bool spin) {
     std::exception_ptr failure;
     try {
       core_->failure.check();
@@ -227,6 +256,7 @@ class EngineGroup final : public ProcessGroup {
       tasks_.erase(tasks_.begin());
       ++done_;
     }
+    task.call.in = task.call.out = {};  // who waits may count on memory that only it has
     task.state->end(failure);
   }
 

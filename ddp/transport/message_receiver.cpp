@@ -22,13 +22,25 @@ std::string mismatch(const MessageHead& arrived, const MessageHead& expected) {
 }  // namespace
 
 std::int64_t MessageTable::add(StreamMessage message) {
-  const auto idle = std::find_if(messages_.begin(), messages_.end(), [](const auto& one) { return !one.busy; });
+  const auto is_idle = [](const StreamMessage& one) { return !one.busy || (one.own && one.ended()); };
+  const auto idle = std::ranges::find_if(messages_, is_idle);
   const std::int64_t number = idle - messages_.begin();
   if (idle == messages_.end())
     messages_.push_back(std::move(message));
   else
     *idle = std::move(message);
   return number;
+}
+
+bool MessageTable::release(std::int64_t number) {
+  if (number < 0) return true;
+  StreamMessage& message = at(number);
+  message.busy = !message.ended();
+  if (!message.busy) return true;
+  message.own = std::make_unique_for_overwrite<std::byte[]>(message.head.bytes);
+  if (message.sends) std::memcpy(message.own.get(), message.data, message.head.bytes);
+  message.data = message.own.get();
+  return true;
 }
 
 MessageReceiver::MessageReceiver(bool parks) : parks_(parks) {

@@ -58,14 +58,18 @@ struct StreamMessage {
   std::byte* data = nullptr;
   std::string failure{};
   bool busy = true, done = false;
+  std::unique_ptr<std::byte[]> own{};  // where `data` is once it was released
   bool ended() const { return done || !failure.empty(); }
 };
 
-/// A rank's messages by number, which is used again once the message is not busy. Not thread-safe.
+/// A rank's messages by number, which is used again once the message is not busy, or was released and has ended. Not
+/// thread-safe.
 class MessageTable {
  public:
   std::int64_t add(StreamMessage message);
   StreamMessage& at(std::int64_t number) { return messages_[static_cast<std::size_t>(number)]; }
+  /// See Transport. Returns true; throws std::bad_alloc.
+  bool release(std::int64_t number);
 
  private:
   std::deque<StreamMessage> messages_;  // growth moves none

@@ -58,6 +58,7 @@ class Transport {
 
   virtual ~Transport() = default;
   virtual int rank() const = 0;
+  static constexpr Request kNone = -2;  // half of it is negative, too
   virtual int size() const = 0;
   virtual const char* name() const = 0;
   /// A number for every rank, equal for those on one host; empty where it makes no difference.
@@ -73,6 +74,9 @@ class Transport {
   /// Whether progress() must be called from time to time for messages that no thread waits for.
   virtual bool needs_progress() const { return false; }
   /// Moves what can be moved without waiting. Throws CommError after a failure, which has ended all messages.
+  /// Leaves the memory of a message alone instead of waiting: copies what a send still needs, discards what arrives.
+  /// False, also for kNone: can't do so, and needs the memory until it is destroyed.
+  virtual bool release(Request) { return false; }
   virtual void progress() {}
   /// New connections for some of the ranks; all of these call it.
   virtual std::unique_ptr<Transport> connect_subset(const Subset& subset) const = 0;

@@ -1,11 +1,15 @@
+#include <algorithm>
 #include <chrono>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
 #include <functional>
+#include <latch>
+#include <memory>
 #include <mutex>
 #include <numeric>
 #include <random>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -158,6 +162,59 @@ TEST_CASE("messages: both ways at once, by tag, in order, and empty") {
   });
   CHECK(results[0] == Floats{1, 1, 1, 7, 7});
   CHECK(results[1] == Floats{0, 0, 0, 7, 7});
+}
+
+TEST_CASE("a message whose Work is dropped leaves its buffer alone, and arrives in its turn") {
+  const Over over = each_backend();
+  if (missing(over)) DUET_SKIP("Gloo is not built");
+  constexpr std::size_t kCount = 2'000'000;  // more than a connection holds
+  std::latch sent(1);
+  const Table results = after(over, 2, [&](ProcessGroup& group) {
+    Floats values(kCount), lost(kCount), seen;
+    const auto look = [&](const Floats& all) { seen.insert(seen.end(), {all.front(), all.back()}); };
+    if (group.rank() == 0) {
+      for (const float value : {1.0f, 2.0f, 3.0f, 4.0f}) {  // the last one is never received
+        Floats gone(kCount, value);
+        std::ignore = group.send(span(gone), 1);
+        std::ranges::fill(gone, -1.0f);
+      }
+      sent.count_down();
+    } else {
+      sent.wait();
+      group.recv(span(values), 0).wait();
+      look(values);
+      std::ignore = group.recv(span(lost), 0);
+      std::ranges::fill(lost, -1.0f);
+      group.recv(span(values), 0).wait();
+      look(values);
+      look(lost);
+    }
+    group.barrier().wait();
+    return seen;
+  });
+  CHECK(results[1] == Floats{1, 1, 3, 3, -1, -1});
+}
+
+TEST_CASE("a tensor lives on for as long as a collective whose Work was dropped") {
+  const Over over = each_backend();
+  if (missing(over)) DUET_SKIP("Gloo is not built");
+  std::latch dropped(1);
+  const Table results = after(over, 2, [&](ProcessGroup& group) {
+    std::weak_ptr<const Storage> memory;
+    if (group.rank() == 0) {
+      const Tensor values = zeros({1000}, DType::f32, Device{});
+      memory = values.shared_storage();
+      std::ignore = group.all_reduce(values);
+    } else {
+      dropped.wait();
+      std::ignore = group.all_reduce(zeros({1000}, DType::f32, Device{}));
+    }
+    const bool lives = !memory.expired();
+    if (group.rank() == 0) dropped.count_down();
+    group.barrier().wait();
+    return Floats{lives ? 1.0f : 0.0f, memory.expired() ? 0.0f : 1.0f};
+  });
+  CHECK(results[0] == Floats{1, 0});
 }
 
 TEST_CASE("the tutorial's ring leaves the ranks with different bits, the chunked ring does not") {
