@@ -472,7 +472,7 @@ std::unique_ptr<JobHosts> make_job_arbiter(const LaunchOptions& options, const J
 std::unique_ptr<JobHosts> make_job_follower(const LaunchOptions& options, const JobMeeting& meeting, JobMemory& memory,
                                             Milliseconds timeout, const SignalPipe& signals,
                                             std::function<bool()> end_processes) {
-  make_store(options, meeting, false, timeout, signals.descriptor());  // whether it is there
+  make_store(options, meeting, false, timeout, signals.ending());  // whether it is there
   return std::make_unique<FollowerHosts>(options, meeting, memory, std::move(end_processes));
 }
 

@@ -69,7 +69,7 @@ struct JobMeeting {
 std::unique_ptr<JobHosts> make_job_arbiter(const LaunchOptions& options, const JobMeeting& meeting, JobMemory& memory,
                                            JobArbiter& arbiter, const SignalPipe* signals);
 /// For another host; `end_processes` kills those of this one, and is false if the job ends here. Throws CommError if
-/// the arbiter's doesn't answer within the time, or before a signal comes.
+/// the arbiter's doesn't answer within the time, or before a signal ends the job.
 std::unique_ptr<JobHosts> make_job_follower(const LaunchOptions& options, const JobMeeting& meeting, JobMemory& memory,
                                             Milliseconds timeout, const SignalPipe& signals,
                                             std::function<bool()> end_processes);

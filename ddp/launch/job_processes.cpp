@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <sched.h>
+#include <sys/eventfd.h>
 #include <sys/prctl.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
@@ -185,21 +186,24 @@ void RankProcess::send(int signal) const {
 
 namespace {
 
-std::atomic<int> signal_pipe{-1};
+std::atomic<int> signal_pipe{-1}, ending_event{-1};
 
 void note_signal(int signal) {
   const int saved = errno;
   const auto byte = static_cast<unsigned char>(signal);
   const bool counts = signal != SIGPIPE || output_is_closed();
-  [[maybe_unused]] const ssize_t written = counts ? ::write(signal_pipe.load(), &byte, 1) : 0;
+  [[maybe_unused]] ssize_t written = counts ? ::write(signal_pipe.load(), &byte, 1) : 0;
+  const std::uint64_t one = 1;
+  if (counts && !is_left_to_ranks(signal)) written = ::write(ending_event.load(), &one, sizeof one);
   errno = saved;
 }
 
 }  // namespace
 
-SignalPipe::SignalPipe() : pipe_(make_pipe()) {
+SignalPipe::SignalPipe() : pipe_(make_pipe()), ending_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
   int none = -1;
   require<UsageError>(signal_pipe.compare_exchange_strong(none, pipe_.write.get()), "one launch at a time");
+  ending_event.store(ending_.get());
   struct sigaction action {};
   action.sa_handler = note_signal;
   action.sa_flags = SA_RESTART;

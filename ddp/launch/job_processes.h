@@ -96,6 +96,8 @@ class SignalPipe {
   SignalPipe(const SignalPipe&) = delete;
   SignalPipe& operator=(const SignalPipe&) = delete;
   int descriptor() const { return pipe_.read.get(); }
+  /// Readable once a signal has come that isn't left to the ranks, and from then on.
+  int ending() const { return ending_.get(); }
   /// The next signal that came, or 0.
   int next() const;
 
@@ -103,6 +105,7 @@ class SignalPipe {
   static constexpr std::array kSignals = {SIGINT,  SIGTERM, SIGHUP,  SIGQUIT, SIGPIPE,
                                           SIGUSR1, SIGUSR2, SIGXCPU, SIGCONT};
   Pipe pipe_;
+  Descriptor ending_;
   std::array<struct sigaction, kSignals.size()> before_{};
 };
 

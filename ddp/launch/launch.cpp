@@ -125,7 +125,7 @@ class Job {
         if (std::exchange(answer, std::min(2 * answer, kMostAnswer)) == kAnswer)
           remark(concat("the launcher of host 0 is not there: it has not started yet, or the job is over; waiting for ",
                         options_.join_timeout.count(), " ms: ", error.what()));
-        pollfd event{signals_.descriptor(), POLLIN, 0};
+        pollfd event{signals_.ending(), POLLIN, 0};
         ::poll(&event, 1, static_cast<int>(kLook.count()));
       }
   }

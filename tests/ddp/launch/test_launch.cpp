@@ -1,3 +1,4 @@
+#include <poll.h>
 #include <signal.h>
 #include <sys/wait.h>
 
@@ -11,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "ddp/launch/job_processes.h"
 #include "ddp/store/tcp_store.h"
 #include "lib/error.h"
 #include "lib/monotonic.h"
@@ -171,6 +173,19 @@ TEST_CASE("signals that announce a time limit reach ranks, which continue if the
     const Outcome outcome = run(2, {"/bin/sh", "-c", script});
     CHECK(outcome.result.exit_code == 0);
     for (int rank = 0; rank < 2; ++rank) CHECK(outcome.out.at(rank) == std::vector<std::string>{signal});
+  }
+}
+
+TEST_CASE("only signals that end a job end a launcher's wait for that of host 0") {
+  const SignalPipe signals;
+  bool ended = false;
+  for (const int signal : {SIGCONT, SIGUSR1, SIGXCPU, SIGTERM, SIGUSR1}) {
+    CAPTURE(signal);
+    ended = ended || signal == SIGTERM;
+    ::raise(signal);
+    CHECK(signals.next() == signal);
+    pollfd ending{signals.ending(), POLLIN, 0};
+    CHECK(::poll(&ending, 1, 0) == (ended ? 1 : 0));
   }
 }
 
