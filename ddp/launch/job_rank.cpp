@@ -1,5 +1,7 @@
 #include "ddp/launch/job_rank.h"
 
+#include <signal.h>
+
 #include <algorithm>
 #include <chrono>
 #include <cstddef>
@@ -40,7 +42,8 @@ RankFile make_record_file() {
 bool JobRank::is_lost() const {
   if (failed || !process.ended() || process.exit_code() == 0) return false;
   const auto own = read_error_file(error_file.path);
-  return own ? own->by_signal && process.signal() != 0 : record().left_ns == 0;  // else it has ended in order
+  // SIGKILL comes from outside, also while an exception unwinds; else that has ended the process in order.
+  return own ? own->by_signal && process.signal() != 0 : process.signal() == SIGKILL || record().left_ns == 0;
 }
 
 bool JobRank::note_failure(const std::optional<Clock::time_point>& sigterm) {

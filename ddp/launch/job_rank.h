@@ -43,8 +43,9 @@ struct JobRank {
   bool left = false;         // wrote no error file, and an exception dropped its group before the launcher's SIGTERM
 
   FlightRecord record() const { return FlightRecorder::read(record_file.path); }
-  /// Whether the ended process was lost: it left no error that explains its end, and no exception dropped its group. A
-  /// rank that has left the others with exit code 0 is not lost: its program would do so again.
+  /// Whether the ended process was lost: it left no error that explains its end, and no exception dropped its group
+  /// before it ended other than by SIGKILL. A rank that has left the others with exit code 0 is not lost: its program
+  /// would do so again.
   bool is_lost() const;
   /// Notes why the ended process has failed, by its error file, else by when an exception dropped its group. Errors
   /// that follow the SIGTERM of the launcher at `sigterm` don't count. False: the process has said nothing.

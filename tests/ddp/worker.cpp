@@ -316,6 +316,7 @@ void run_unreported(const Arguments& arguments) {
     fail();
   } catch (const std::exception& error) {
     std::cerr << error.what() << std::endl;
+    if (arguments.at(1) == "killed") ::raise(SIGKILL);
     std::exit(1);
   }
 }

@@ -243,6 +243,12 @@ TEST_CASE("an exception that main() doesn't report ends an elastic job by its ca
   CHECK(outcome.remarks.empty());
 }
 
+TEST_CASE("a rank that is killed while an exception unwinds is lost, not failed") {
+  const Outcome outcome = run_worker(2, {"unreported", "killed"}, {.elastic = true, .max_failures = 1});
+  REQUIRE(!outcome.remarks.empty());
+  CHECK_THAT(outcome.remarks[0], ContainsSubstring("(SIGKILL) before the first step; all ranks start again"));
+}
+
 TEST_CASE("spawn starts the own program again") {
   const duet_test::Scratch scratch;
   const auto output = [&](const std::string& arguments) {
