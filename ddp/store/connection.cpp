@@ -163,7 +163,10 @@ tcp::endpoint endpoint_of(const std::string& bytes) {
 [[noreturn]] void throw_refusal(std::string_view verdict, Connection& connection, const std::string& listener,
                                 Clock::time_point deadline) {
   if (verdict == kOther) throw Refused(kOther, listener + " serves another run");
-  if (verdict == kComplete) throw Refused(kComplete, listener + " serves a group whose ranks have all joined it");
+  if (verdict == kComplete)
+    throw Refused(kComplete, listener +
+                                 " serves a group whose ranks have all joined it: this rank was started twice, " +
+                                 "or its next group has not begun");
   if (verdict == kNoFile) throw Refused(kNoFile, listener + " has no file descriptor left for this rank (ulimit -n)");
   if (verdict == kNoThread)
     throw Refused(kNoThread, listener + " can start no thread for this rank (ulimit -u, or pids.max of its cgroup)");
@@ -212,7 +215,7 @@ std::string authenticate(Connection& connection, const Credentials& credentials,
   };
   connection.write(proof("caller"), deadline);
   const std::string verdict = connection.read(kMagic.size(), deadline);
-  if (verdict != kMagic && verdict != kDenied) throw_refusal("", connection, listener, deadline);
+  if (verdict != kMagic && verdict != kDenied) throw_refusal(verdict, connection, listener, deadline);
   if (verdict == kDenied || !equal_secrets(connection.read(kProofBytes, deadline), proof("listener")))
     throw Refused(kDenied, concat(listener, " has another secret than this rank (", kSecretFileVariable, ", ",
                                   kSecretVariable, "; without them on one host, that of the user in a folder of ",
@@ -221,7 +224,7 @@ std::string authenticate(Connection& connection, const Credentials& credentials,
 }
 
 Authenticated authenticate_caller(Connection& connection, const Credentials& credentials,
-                                  const std::vector<tcp::endpoint>& also_at, const std::function<void()>& proven,
+                                  const std::vector<tcp::endpoint>& also_at, const std::function<bool()>& proven,
                                   Clock::time_point deadline) {
   require<CommError>(connection.read(kMagic.size(), deadline) == kMagic, "the caller is no rank of this version");
   const std::string hello = connection.read(kHelloBytes, deadline);
@@ -240,7 +243,7 @@ Authenticated authenticate_caller(Connection& connection, const Credentials& cre
   };
   connection.write(std::string(kMagic) + number, deadline);
   if (!equal_secrets(connection.read(kProofBytes, deadline), proof("caller"))) refuse(kDenied);
-  proven();
+  if (!proven()) refuse(kComplete);
   connection.write(std::string(kMagic) + proof("listener"), deadline);
   Authenticated caller{.session_key = proof("session")};
   for (std::size_t i = kRankBytes; i-- > 0;)
@@ -248,11 +251,9 @@ Authenticated authenticate_caller(Connection& connection, const Credentials& cre
   return caller;
 }
 
-void refuse_caller(Connection& connection, std::string_view verdict, const std::string& service,
-                   Clock::time_point deadline) {
-  const std::string hello = connection.read(kMagic.size() + kHelloBytes, deadline);
-  const bool other = verdict == kComplete && hello.substr(kMagic.size(), kMarkBytes) != service_mark(service);
-  connection.write(other ? kOther : verdict, deadline);
+void refuse_caller(Connection& connection, std::string_view verdict, Clock::time_point deadline) {
+  connection.read(kMagic.size() + kHelloBytes, deadline);
+  connection.write(verdict, deadline);
 }
 
 namespace {
@@ -261,9 +262,9 @@ constexpr Milliseconds kAcceptPause{100};
 constexpr Milliseconds kLastAnswers{1000};  // within which a caller that reads takes what it is being sent
 constexpr Milliseconds kRefusal{200};       // during which no one else is accepted: there is nothing to serve them with
 
-void refuse(Connection& connection, std::string_view verdict, const std::string& service) {
+void refuse(Connection& connection, std::string_view verdict) {
   try {
-    refuse_caller(connection, verdict, service, Clock::now() + kRefusal);
+    refuse_caller(connection, verdict, Clock::now() + kRefusal);
   } catch (const LostConnection&) {
   }
   connection.close();
@@ -330,11 +331,6 @@ Listener::~Listener() {
 void Listener::accept_no_more() {
   const std::lock_guard lock(mutex_);
   complete_ = true;
-  for (Session& session : sessions_)
-    if (!session.ended && !session.proven) {
-      session.ended = true;
-      session.connection.end();
-    }
 }
 
 bool Listener::has_spare() {
@@ -367,7 +363,7 @@ void Listener::add(tcp::socket socket) {
   make_room(lock);
   join_ended();
   Session& session = sessions_.emplace_back(std::move(socket), count_++);
-  std::string_view shortage = complete_ ? kComplete : has_spare() ? "" : kNoFile;
+  std::string_view shortage = has_spare() ? "" : kNoFile;
   std::string cause;
   try {
     if (shortage.empty()) session.thread = start_thread("a caller's thread", [this, &session] { run(session); });
@@ -380,7 +376,7 @@ void Listener::add(tcp::socket socket) {
   sessions_.pop_back();
   lock.unlock();
   if (shortage == kNoThread && options_.no_thread) options_.no_thread(cause);
-  refuse(connection, shortage, options_.credentials.service);
+  refuse(connection, shortage);
 }
 
 void Listener::join_ended() {
@@ -418,7 +414,8 @@ void Listener::serve_authenticated(Session& session) {
   const auto proven = [&] {
     const std::lock_guard lock(mutex_);
     require<LostConnection>(!session.ended, "connection closed");
-    session.proven = true;
+    session.proven = !complete_;
+    return session.proven;
   };
   Caller caller{session.connection,
                 authenticate_caller(session.connection, options_.credentials, options_.also_at, proven,

@@ -78,7 +78,7 @@ class Connection {
 ///   caller:   kMagic; then service_mark(), its rank (u32), the endpoint that it has called, its number
 ///   listener: kMagic, its number; or another verdict
 ///   caller:   its proof
-///   listener: kMagic, its proof; or kDenied
+///   listener: kMagic, its proof; or kDenied, or kComplete
 /// Fresh random numbers make every proof worthless for another connection, and so does the endpoint for a relay: a
 /// process in between listens at another address or port than the listener, so the ends disagree on the endpoint that
 /// was called. The address that the call came from is no part of it: address translation for callers is harmless.
@@ -126,14 +126,14 @@ struct Authenticated {
 };
 
 /// The listener's part. `also_at` are endpoints besides its own under which callers reach it, by address translation;
-/// `proven` is called before the caller can take itself for connected. Throws CommError: the connection is of no use.
+/// `proven` is called before the caller can take itself for connected; false: it is too late. Throws CommError: the
+/// connection is of no use.
 Authenticated authenticate_caller(Connection& connection, const Credentials& credentials,
                                   const std::vector<boost::asio::ip::tcp::endpoint>& also_at,
-                                  const std::function<void()>& proven, Clock::time_point deadline);
+                                  const std::function<bool()>& proven, Clock::time_point deadline);
 
 /// The listener's part where it cannot serve any more. Throws LostConnection.
-void refuse_caller(Connection& connection, std::string_view verdict, const std::string& service,
-                   Clock::time_point deadline);
+void refuse_caller(Connection& connection, std::string_view verdict, Clock::time_point deadline);
 
 /// Binds to a port of the range, the lowest that can be bound; others may bind it until a socket listens there.
 /// `listens`: and listens. Of a range that DUET_PORT_RANGE asks for, a port that no socket has goes before one that
@@ -176,7 +176,7 @@ class Listener {
   Listener(const Listener&) = delete;
   Listener& operator=(const Listener&) = delete;
   int port() const { return port_; }
-  /// Refuses all further callers, and those whose handshake isn't over.
+  /// Refuses all further callers, once they have proven that they have the secret.
   void accept_no_more();
 
  private:

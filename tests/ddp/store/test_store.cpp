@@ -306,7 +306,8 @@ TEST_CASE("a rank whose next group meets at the same port waits for the next sto
   TcpStore client({.port = port});
   server->accept_no_more();
   client.set("key", "of those who have joined");
-  CHECK_THROWS_WITH(TcpStore({.port = port, .timeout = 120ms}), ContainsSubstring("have all joined it"));
+  CHECK_THROWS_WITH(TcpStore({.port = port, .timeout = 120ms}), ContainsSubstring("this rank was started twice"));
+  CHECK_THROWS_WITH(TcpStore({.port = port, .secret = std::string(32, 'x')}), ContainsSubstring("has another secret"));
   std::string found;
   std::thread next([&] { found = TcpStore({.port = port, .timeout = 60s}).get("key"); });
   server.reset();
