@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <iterator>
+#include <string>
 #include <utility>
+#include <vector>
 
 #include "ddp/shm/shm_collectives.h"
 #include "ddp/shm/shm_transport.h"
@@ -29,9 +31,14 @@ Group connect_shm(const ConnectOptions& options, const Member& self) {
 
 Group connect_tcp(const ConnectOptions& options, const Member& self) {
   auto transport = make_tcp_transport(*self.store, self.rank, self.size, options);
-  if (!options.hosts.empty())
-    transport = make_multi_host_transport(std::move(transport), self.store, options.hosts, options.connect_timeout,
-                                          options.check);
+  const std::vector<int> hosts = options.host < 0 ? options.hosts : transport->hosts();
+  if (options.host >= 0 && std::ranges::count(hosts, options.host) == self.size) {
+    transport.reset();
+    return connect_on_host(options, std::make_shared<PrefixStore>(self.store, "host/"), self.rank, self.size);
+  }
+  if (!hosts.empty())
+    transport =
+        make_multi_host_transport(std::move(transport), self.store, hosts, options.connect_timeout, options.check);
   return make_group(std::move(transport), options.group);
 }
 
@@ -77,6 +84,25 @@ std::unique_ptr<ProcessGroup> connect(const ConnectOptions& options, std::shared
   Group group = kConnect[backend - kBackends.begin()](options, {store, rank, size});
   group->set_store(std::move(store));
   return group;
+}
+
+std::unique_ptr<ProcessGroup> connect_on_host(ConnectOptions over, const std::shared_ptr<Store>& store, int rank,
+                                              int size) {
+  std::unique_ptr<ProcessGroup> group;
+  std::string failure;
+  over.backend = "shm";
+  over.hosts.clear();
+  over.host = -1;
+  try {
+    group = connect(over, store, rank, size);
+  } catch (const CommError& error) {
+    if (over.check) over.check();
+    failure = error.what();
+  }
+  const auto failures = meet(*store, "shm/failures", rank, size, over.connect_timeout, failure);
+  if (std::ranges::all_of(failures, &std::string::empty)) return group;
+  over.backend = "tcp";
+  return connect(over, store, rank, size);
 }
 
 }  // namespace duet::ddp

@@ -29,7 +29,7 @@ namespace duet::ddp {
 namespace {
 
 // A wait looks at its store in pauses of a small part of what it has taken: a new process starts for half a second.
-constexpr Milliseconds kLeastPause{1}, kMostPause{20};
+constexpr Milliseconds kLeastPause{1}, kMostPause{20}, kMostWay{500};
 constexpr int kPauses = 50;
 constexpr Milliseconds kNoLimit = std::chrono::hours(24 * 365);  // the launcher ends a job whose ranks don't come
 constexpr Milliseconds kPatience{60'000};                        // with a shortage of threads or memory
@@ -47,14 +47,16 @@ class CheckedStore final : public Store {
   std::string secret() override { return store_->secret(); }
   std::vector<std::string> request(StoreOp op, std::vector<std::string> strings, Milliseconds timeout) override {
     if (!waits(op)) return store_->request(op, std::move(strings), timeout);
+    Milliseconds way{};  // to a distant store and back: what comes meanwhile waits as long
     for (const Clock::time_point begin = Clock::now();;) {
       const Clock::time_point asked = Clock::now();
       const auto waited = std::chrono::floor<Milliseconds>(asked - begin);
-      const auto pause = std::clamp(waited / kPauses, kLeastPause, kMostPause);
+      const auto pause = std::clamp(std::max(waited / kPauses, way), kLeastPause, kMostPause + std::min(way, kMostWay));
       try {
         return store_->request(op, strings, pause);
       } catch (const CommError&) {
         if (Clock::now() < asked + pause) throw;  // for another reason
+        way = std::chrono::floor<Milliseconds>(Clock::now() - asked) - pause;
         for (const auto& key : strings)
           require<CommError>(waited < timeout || store_->check({key}), "waited ", timeout.count(),
                              " ms for the store's key ", key);
@@ -76,33 +78,6 @@ struct EarlyGroup {
     if (group != nullptr) group->drop();
   }
 };
-
-/// The hosts of a generation's ranks.
-std::vector<int> hosts_of(Store& store, int rank, int size, int host, Milliseconds limit) {
-  std::vector<int> hosts;
-  for (const std::string& text : meet(store, "host", rank, size, limit, std::to_string(host), "join"))
-    hosts.push_back(parse_number<int>(text).value_or(0));
-  return hosts;
-}
-
-/// The group of ranks of one host: over shared memory, or over tcp if one of them can't.
-std::unique_ptr<ProcessGroup> connect_on_host(ConnectOptions over, const std::shared_ptr<Store>& store, int rank,
-                                              int size) {
-  std::unique_ptr<ProcessGroup> group;
-  std::string failure;
-  over.backend = "shm";
-  over.hosts.clear();
-  try {
-    group = connect(over, store, rank, size);
-  } catch (const CommError& error) {
-    over.check();
-    failure = error.what();
-  }
-  const auto failures = meet(*store, "shm/failures", rank, size, over.connect_timeout, failure);
-  if (std::ranges::all_of(failures, &std::string::empty)) return group;
-  over.backend = "tcp";
-  return connect(over, store, rank, size);
-}
 
 }  // namespace
 
@@ -314,18 +289,13 @@ std::unique_ptr<ProcessGroup> make_elastic_group(const ElasticOptions& options) 
                                       const std::function<void()>& check) {
     const auto own =
         std::make_shared<CheckedStore>(std::make_shared<PrefixStore>(store, generation_prefix(generation)), check);
-    std::vector<int> hosts;
-    if (options.host >= 0) {
-      own->secret();  // which is kept
-      hosts = hosts_of(*own, rank, size, options.host, limit);
-    }
     const auto connected = [=] {
-      const auto [least, most] = std::ranges::minmax_element(hosts);
-      ConnectOptions over{.backend = hosts.empty() || *least != *most ? options.backend : "auto",
+      ConnectOptions over{.backend = options.backend,
+                          .join_timeout = limit,
                           .connect_timeout = options.join_timeout,
                           .group = {.timeout = options.timeout},
                           .address = options.address,
-                          .hosts = hosts,
+                          .host = options.host,
                           .device = options.device,
                           .interface = options.interface,
                           .check = check};

@@ -15,9 +15,9 @@ namespace duet::ddp {
 
 namespace {
 
-constexpr Milliseconds kHeartbeat{500};     // commits go along with it
+constexpr Milliseconds kHeartbeat{1000};    // commits go along with it
 constexpr Milliseconds kSlice{100};         // in which threads look whether they are to end
-constexpr Milliseconds kMostSlice{500};     // where the other launcher is far away
+constexpr Milliseconds kMostSlice{500};     // if the other launcher is far away
 constexpr Milliseconds kLongestLook{1000};  // of which more was this process's own pause
 
 }  // namespace

@@ -56,14 +56,12 @@ std::string service_of(int rank) { return concat("rank ", rank); }
 /// its port.
 class Mesh {
  public:
-  Mesh(Store& store, int rank, int size, const std::string& address, Milliseconds timeout,
-       const std::function<void()>& check)
+  Mesh(Store& store, int rank, int size, const ConnectOptions& options)
       : store_(store),
+        options_(options),
         rank_(rank),
-        own_(any_port(rank, address)),
-        deadline_(Clock::now() + timeout),
-        timeout_(timeout),
-        check_(check),
+        own_(any_port(rank, options.address)),
+        timeout_(options.connect_timeout),
         secret_(store.secret()),
         sockets_(static_cast<std::size_t>(size)),
         newest_(static_cast<std::size_t>(size)),
@@ -71,18 +69,21 @@ class Mesh {
                   {.endpoint = own_,
                    .credentials = {secret_, service_of(rank)},
                    .callers = static_cast<std::size_t>(size),
-                   .handshake_timeout = timeout,
+                   .handshake_timeout = timeout_,
                    .no_thread = [this](const std::string& cause) { end(cause); }},
                   [this](Listener::Caller& caller) { keep(caller); }) {
-    store.post(concat("tcp/address/", rank), concat(listener_.port(), ' ', address));
+    store.post(concat("tcp/address/", rank),
+               concat(listener_.port(), ' ', options.address, options.host < 0 ? "" : concat(' ', options.host)));
   }
 
   std::vector<Descriptor> connect() {
     const int size = static_cast<int>(newest_.size());
-    const std::vector<std::string> addresses = rank_keys("tcp/address", size);
     std::vector<tcp::endpoint> lower;
-    const std::vector<std::string> places = store_.multi_get(addresses, timeout_);
-    for (int peer = 0; peer < rank_; ++peer) lower.push_back(place_of(peer, places[static_cast<std::size_t>(peer)]));
+    const Milliseconds limit = options_.host < 0 ? timeout_ : options_.join_timeout;
+    for (const std::string& place : await_ranks(store_, rank_keys("tcp/address", size), rank_, "join", limit))
+      lower.push_back(place_of(static_cast<int>(lower.size()), place));
+    lower.resize(static_cast<std::size_t>(rank_));
+    deadline_ = Clock::now() + timeout_;
     while (!call_missing(lower) && Clock::now() < deadline_) {
       std::this_thread::sleep_for(kConnectPause);
       check();
@@ -97,14 +98,19 @@ class Mesh {
     const std::lock_guard lock(mutex_);
     return std::exchange(sockets_, {});
   }
+  const std::vector<int>& hosts() const { return hosts_; }
 
  private:
   void check() const {
-    if (check_) check_();
+    if (options_.check) options_.check();
   }
 
-  tcp::endpoint place_of(int peer, const std::string& place) const {
-    const std::size_t blank = std::min(place.find(' '), place.size());  // "PORT ADDRESS"
+  tcp::endpoint place_of(int peer, std::string place) {  // "PORT ADDRESS", or with " HOST"
+    if (const std::size_t last = place.rfind(' '); options_.host >= 0 && last != place.npos) {
+      hosts_.push_back(parse_number<int>(place.substr(last + 1)).value_or(-1));
+      place.resize(last);
+    }
+    const std::size_t blank = std::min(place.find(' '), place.size());
     const auto port = parse_number<std::uint16_t>(std::string_view(place).substr(0, blank));
     error_code error;
     auto address = asio::ip::make_address(place.substr(std::min(blank + 1, place.size())), error);
@@ -183,17 +189,18 @@ class Mesh {
   }
 
   Store& store_;
+  const ConnectOptions& options_;
   const int rank_;
   const tcp::endpoint own_;  // with port 0
-  const Clock::time_point deadline_;
   const Milliseconds timeout_;
-  const std::function<void()>& check_;
+  Clock::time_point deadline_;
   const std::string secret_;
   std::string last_failure_;
   std::string shortage_;  // that has kept a thread from a caller
   asio::io_context io_;   // never runs: all calls are synchronous
   std::mutex mutex_;      // guards what the listener's threads use as well
   std::condition_variable connected_;
+  std::vector<int> hosts_;             // by rank
   std::vector<Descriptor> sockets_;    // by rank; empty once all are connected
   std::vector<std::uint64_t> newest_;  // by rank: the number of its call
   Listener listener_;
@@ -203,7 +210,8 @@ class Mesh {
 
 std::vector<Descriptor> connect_tcp_mesh(Store& store, int rank, int size, const std::string& address,
                                          Milliseconds timeout, const std::function<void()>& check) {
-  return Mesh(store, rank, size, address, timeout, check).connect();
+  const ConnectOptions options{.connect_timeout = timeout, .address = address, .check = check};
+  return Mesh(store, rank, size, options).connect();
 }
 
 namespace {
@@ -216,9 +224,9 @@ class TcpTransport final : public Transport {
   TcpTransport(Store& store, int rank, int size, const ConnectOptions& options)
       : options_(options), rank_(rank), wake_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
     require<CommError>(wake_.open(), "no descriptor for the connections of rank ", rank, ": ", last_errno);
-    for (Descriptor& socket :
-         connect_tcp_mesh(store, rank, size, options.address, options.connect_timeout, options.check))
-      peers_.emplace_back().socket = std::move(socket);
+    Mesh mesh(store, rank, size, options);
+    for (Descriptor& socket : mesh.connect()) peers_.emplace_back().socket = std::move(socket);
+    hosts_ = mesh.hosts();
     thread_ = with_patience(
         [this] { return start_thread("the thread of the connections between ranks", [this] { serve(); }); });
   }
@@ -230,6 +238,7 @@ class TcpTransport final : public Transport {
   int rank() const override { return rank_; }
   int size() const override { return static_cast<int>(peers_.size()); }
   const char* name() const override { return "tcp"; }
+  const std::vector<int>& hosts() const override { return hosts_; }
 
   Request send(int peer, std::uint64_t tag, const void* data, std::size_t bytes) override {
     const std::lock_guard lock(mutex_);
@@ -267,6 +276,10 @@ class TcpTransport final : public Transport {
     if (!message.done) throw LostRank(concat("rank ", message.peer, what, ": ", message.failure), message.peer);
   }
 
+  bool release(Request request) override {
+    const std::lock_guard lock(mutex_);
+    return messages_.release(request);
+  }
   std::unique_ptr<Transport> connect_subset(const Subset& subset) const override {
     return std::make_unique<TcpTransport>(*subset.store, subset.rank, subset.size(), options_);
   }
@@ -276,10 +289,6 @@ class TcpTransport final : public Transport {
     shut_down();
   }
 
-  bool release(Request request) override {
-    const std::lock_guard lock(mutex_);
-    return messages_.release(request);
-  }
  private:
   struct Peer {
     Peer() { out.reserve(64); }  // few at a time: steps allocate nothing
@@ -432,6 +441,7 @@ class TcpTransport final : public Transport {
 
   const ConnectOptions options_;
   const int rank_;
+  std::vector<int> hosts_;  // by rank, if they have told each other
   const Descriptor wake_;
   std::mutex mutex_;
   std::condition_variable changed_;

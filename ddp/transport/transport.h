@@ -32,12 +32,15 @@ inline constexpr Milliseconds kLossPatience{10'000};
 /// How ranks are connected; each backend reads what it needs.
 struct ConnectOptions {
   std::string backend{};  // for connect(); not "auto"
+  /// tcp, with `host`: how long the other ranks may take to come before connect_timeout begins.
+  Milliseconds join_timeout{};
   Milliseconds connect_timeout{30'000};
   GroupOptions group{};               // mpi: `whole_job`: the ranks are those of MPI_COMM_WORLD, with its numbers
   std::string address = "127.0.0.1";  // tcp, gloo: of this rank, where the others reach it
   /// tcp: a number for every rank, equal for those on one host, which then exchange over memory what stays there;
   /// empty: all goes over the network.
   std::vector<int> hosts{};
+  int host = -1;                          // tcp: or only this rank's, which the ranks then tell each other
   Device device = {DeviceKind::cuda, 0};  // nccl: this rank's
   /// nccl: network interface of its sockets; empty: NCCL chooses. NCCL_SOCKET_IFNAME takes precedence, and so does the
   /// choice of this process's first group, as NCCL reads it only once.
@@ -55,10 +58,10 @@ inline constexpr const char* kClosed = "this rank has closed its connections";
 class Transport {
  public:
   using Request = std::int64_t;
+  static constexpr Request kNone = -2;  // half of it is negative, too
 
   virtual ~Transport() = default;
   virtual int rank() const = 0;
-  static constexpr Request kNone = -2;  // half of it is negative, too
   virtual int size() const = 0;
   virtual const char* name() const = 0;
   /// A number for every rank, equal for those on one host; empty where it makes no difference.
@@ -71,12 +74,12 @@ class Transport {
   virtual Request receive(int peer, std::uint64_t tag, void* data, std::size_t bytes) = 0;
   /// Blocks to the end of the message, whose number is then free again. Throws CommError that names the peer.
   virtual void wait(Request request, Clock::time_point deadline) = 0;
-  /// Whether progress() must be called from time to time for messages that no thread waits for.
-  virtual bool needs_progress() const { return false; }
-  /// Moves what can be moved without waiting. Throws CommError after a failure, which has ended all messages.
   /// Leaves the memory of a message alone instead of waiting: copies what a send still needs, discards what arrives.
   /// False, also for kNone: can't do so, and needs the memory until it is destroyed.
   virtual bool release(Request) { return false; }
+  /// Whether progress() must be called from time to time for messages that no thread waits for.
+  virtual bool needs_progress() const { return false; }
+  /// Moves what can be moved without waiting. Throws CommError after a failure, which has ended all messages.
   virtual void progress() {}
   /// New connections for some of the ranks; all of these call it.
   virtual std::unique_ptr<Transport> connect_subset(const Subset& subset) const = 0;

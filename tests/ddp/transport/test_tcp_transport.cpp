@@ -16,6 +16,7 @@
 #include <utility>
 #include <vector>
 
+#include "ddp/connect.h"
 #include "ddp/store/connection.h"
 #include "ddp/store/store.h"
 #include "ddp/tcp/tcp_transport.h"
@@ -155,6 +156,26 @@ TEST_CASE("a rank does not take what listens at a lower rank's address for that 
                     ContainsSubstring("rank 1 could not connect with rank 0 within 500 ms"));
   RawClient(acceptor.local_endpoint().port()).send(std::string(kMagic.size() + kHelloBytes, 'q'));
   impostor.join();
+}
+
+TEST_CASE("ranks that name their hosts with their addresses share memory within hosts") {
+  const auto [hosts, backend] = GENERATE(
+      table<std::vector<int>, std::string>({{{0, 0, 1}, "tcp+shm"}, {{4, 4, 4}, "shm"}, {{2, 1, 0}, "tcp+shm"}}));
+  const auto store = std::make_shared<MemoryStore>(60s);
+  std::vector<std::string> names(hosts.size());
+  std::vector<float> sums(hosts.size(), 1.0f);
+  std::vector<std::thread> threads;
+  for (std::size_t rank = 0; rank < hosts.size(); ++rank)
+    threads.emplace_back([&, rank, host = hosts[rank]] {
+      const ConnectOptions options{
+          .backend = "tcp", .join_timeout = 60s, .connect_timeout = 60s, .group = {.timeout = 60s}, .host = host};
+      const auto group = connect(options, store, static_cast<int>(rank), static_cast<int>(sums.size()));
+      names[rank] = group->backend();
+      group->all_reduce(std::span(&sums[rank], 1)).wait();
+    });
+  for (std::thread& thread : threads) thread.join();
+  CHECK(names == std::vector<std::string>(3, backend));
+  CHECK(sums == std::vector<float>(3, 3.0f));
 }
 
 TEST_CASE("a rank names the ranks that do not connect") {
