@@ -322,7 +322,8 @@ void copy_by_name(const NamedTensors& from, const NamedTensors& into, const std:
     require<DataError>(match != nullptr, source, " is of another model: it has no tensor \"", name, "\"",
                        names.how_compared());
     require<DataError>(fits(*match, tensor), source, " is of another model: \"", name, "\" is ", match->dtype(),
-                       match->shape(), ", expected ", tensor.dtype(), tensor.shape());
+                       match->shape(), ", expected ", tensor.dtype(), tensor.shape(),
+                       match->shape() == tensor.shape() ? "; convert its numbers first, by .float() in PyTorch" : "");
   }
   for (const auto& [name, tensor] : from)
     require<DataError>(names.in_into(name) != nullptr, source, " is of another model: it has the tensor \"", name,

@@ -33,7 +33,9 @@ void make_folder(const std::string& path) {
   if (const std::string parent = folder_of(path); parent != path) make_folder(parent);
   if (::mkdir(path.c_str(), 0777) == 0) return;
   const int error = errno;  // another process may have made it meanwhile
-  require<DataError>(error == EEXIST && is_folder(path), "cannot make folder ", path, ": ", errno_text(error));
+  require<DataError>(error == EEXIST && is_folder(path), "cannot make folder ", path, ": ",
+                     error == EEXIST ? "a file, or a link that leads nowhere, has this name" : errno_text(error),
+                     path.empty() ? ", as its name is empty" : "");
 }
 
 std::vector<std::string> list_folder(const std::string& path) {

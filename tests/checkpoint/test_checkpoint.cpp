@@ -166,6 +166,10 @@ TEST_CASE("saving a checkpoint makes its folder") {
   const Scratch scratch;
   const std::string path = duet::save_checkpoint(scratch.path("a/b"), filled_at_step(1));
   CHECK(duet::load_checkpoint(path).checkpoint.step == 1);
+  write_text(scratch.path("file"), "");
+  CHECK_THROWS_WITH(duet::save_checkpoint(scratch.path("file/x"), {}),
+                    ContainsSubstring("file: a file, or a link that leads"));
+  CHECK_THROWS_WITH(duet::save_checkpoint("", {}), ContainsSubstring("as its name is empty"));
 }
 
 TEST_CASE("preparing a folder makes it, and removes what dead writers left") {

@@ -195,7 +195,8 @@ TEST_CASE("load_state_dict names the tensor that does not fit, and changes nothi
   auto dtype = state;
   dtype[7].tensor = zeros({2}, DType::f64);
   CHECK_THROWS_WITH(model.load_state_dict(dtype),
-                    "the state is of another model: \"head.bias\" is f64[2], expected f32[2]");
+                    "the state is of another model: \"head.bias\" is f64[2], expected f32[2]; convert its "
+                    "numbers first, by .float() in PyTorch");
   CHECK(own[0].tensor.data<float>()[0] == before);
   model.load_state_dict(state);
   CHECK(own[0].tensor.data<float>()[0] == before + 1);
