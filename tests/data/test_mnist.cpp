@@ -130,7 +130,7 @@ TEST_CASE("a set is found where other programs leave it, under their names") {
   };
   for (const auto& [place, kind] :
        {Case{"data/MNIST/raw", MnistKind::mnist}, Case{"data/FashionMNIST/raw", MnistKind::fashion_mnist},
-        Case{"home/.keras/datasets/fashion-mnist", MnistKind::fashion_mnist}}) {
+        Case{"MNIST/raw", MnistKind::mnist}, Case{"home/.keras/datasets/fashion-mnist", MnistKind::fashion_mnist}}) {
     CAPTURE(place);
     duet_test::write_small_mnist(folder / place, kind == MnistKind::fashion_mnist);
     MnistOptions options = in(folder);
@@ -149,6 +149,10 @@ TEST_CASE("a set is found where other programs leave it, under their names") {
     std::filesystem::rename(folder / ("data/" + name + ".gz"), folder / ("data/" + dotted + ".gz"));
   }
   CHECK_FALSE(load_mnist(in(folder)).drawn);
+  MnistOptions beside = in(folder);  // as PyTorch's examples, which store it in ../data
+  beside.here = folder / "examples";
+  std::filesystem::create_directory(beside.here);
+  CHECK_FALSE(load_mnist(beside).drawn);
   const std::string first = "train-images.idx3-ubyte.gz";  // unpacked into a folder of its name
   std::filesystem::rename(folder / ("data/" + first), folder / "moved");
   std::filesystem::create_directory(folder / ("data/" + first));

@@ -201,7 +201,8 @@ Mnist load_mnist(const MnistOptions& options) {
   const fs::path cache = options.cache.value_or(cache_folder());
   std::string incomplete;
   const fs::path home = options.home.value_or(environment_variable("HOME").value_or("/"));
-  const std::vector<fs::path> places = {options.here / "data", cache, options.packaged, home / ".keras/datasets"};
+  const fs::path here = options.here, keras = home / ".keras/datasets";
+  const std::vector<fs::path> places = {here / "data", here, here / "../data", cache, options.packaged, keras};
   for (const fs::path& folder : places) {
     const MnistFiles files = find_mnist(folder, options.kind);
     if (files.complete()) return read_limited(files, options);

@@ -60,7 +60,7 @@ struct MnistOptions {
   std::int64_t test_images = 0;
   std::uint64_t drawing_seed = 0;                          // seed of the drawn digits
   std::optional<std::string> environment{};                // in place of $DUET_DATA
-  std::filesystem::path here = ".";                        // where ./data is looked for
+  std::filesystem::path here = ".";                        // in place of the working directory
   std::optional<std::filesystem::path> cache{};            // in place of cache_folder()
   std::filesystem::path packaged = "/usr/share/datasets";  // where Debian's dataset-fashion-mnist puts its folder
   std::optional<std::filesystem::path> home{};             // in place of $HOME: other programs' data sets
@@ -73,10 +73,10 @@ std::filesystem::path cache_folder();
 /// image.
 void require_mnist(const MnistOptions& options);
 
-/// Looks in `data`, $DUET_DATA, ./data, the cache folder, that of Debian's packages and ~/.keras/datasets, in this
-/// order. Either of the first two, if given, must hold a complete set: else DataError says what is missing. If nothing
-/// is found: downloads if `download` is set, else draws digits, as `origin` then says. The error and `origin` name
-/// files of the set in formats that are not read (.npz, .pkl.gz, .csv, those of Hugging Face and TensorFlow).
+/// Looks in `data`, $DUET_DATA, ./data, ., ../data, the cache folder, that of Debian's packages and ~/.keras/datasets,
+/// in this order. Either of the first two, if given, must hold a complete set: else DataError says what is missing. If
+/// nothing is found: downloads if `download` is set, else draws digits, as `origin` then says. The error and `origin`
+/// name files of the set in formats that are not read (.npz, .pkl.gz, .csv, those of Hugging Face and TensorFlow).
 Mnist load_mnist(const MnistOptions& options);
 
 /// Puts the four files, unpacked, into `folder`, which is made if absent. Files that are there and whole are kept; each
