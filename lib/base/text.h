@@ -4,6 +4,9 @@
 #include <string.h>
 
 #include <cerrno>
+#include <charconv>
+#include <cmath>
+#include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <ostream>
@@ -24,6 +27,18 @@ inline std::string grouped(std::int64_t number) {
     out += digits[i];
   }
   return out;
+}
+
+/// Formats a number as Python's repr prints a float: shortest digits, an exponent only below 1e-4 or from 1e16.
+template <std::floating_point T>
+std::string python_float(T value) {
+  if (!std::isfinite(value)) return std::isnan(value) ? "nan" : value < 0 ? "-inf" : "inf";
+  const T size = std::fabs(value);
+  const bool exponent = size != 0 && (size < static_cast<T>(1e-4) || size >= static_cast<T>(1e16));
+  char text[32];
+  const auto format = exponent ? std::chars_format::scientific : std::chars_format::fixed;
+  const std::string shown(text, std::to_chars(text, text + sizeof text, value, format).ptr);
+  return exponent || shown.find('.') != std::string::npos ? shown : shown + ".0";
 }
 
 /// Two lower-case hexadecimal digits for each byte.

@@ -1,7 +1,6 @@
 #include "lib/nn/layers.h"
 
 #include <algorithm>
-#include <charconv>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
@@ -11,6 +10,7 @@
 
 #include "lib/autograd/check_finite.h"
 #include "lib/base/recovery.h"
+#include "lib/base/text.h"
 #include "lib/error.h"
 #include "lib/ops/ops.h"
 
@@ -27,16 +27,6 @@ void fill_weight(std::span<float> values, Mt19937& generator, std::int64_t fan_i
 void fill_bias(std::span<float> values, Mt19937& generator, std::int64_t fan_in) {
   const double bound = 1 / std::sqrt(static_cast<double>(fan_in));
   generator.uniform(values, -bound, bound);
-}
-
-/// A number as Python prints it: the shortest text that reads back as the same number, with an exponent below 1e-4.
-template <class T>
-std::string python_text(T value) {
-  char text[32];
-  const auto format =
-      value != 0 && value < static_cast<T>(1e-4) ? std::chars_format::scientific : std::chars_format::fixed;
-  std::string shown(text, std::to_chars(text, text + sizeof text, value, format).ptr);
-  return shown.find_first_of(".e") == std::string::npos ? shown + ".0" : shown;
 }
 
 /// The numbers of a convolution with square kernels, for its text.
@@ -162,7 +152,7 @@ Variable Dropout::forward(Context& context, const Variable& x) const {
   });
 }
 
-std::string Dropout::details() const { return concat("p=", python_text(p_), ", inplace=False"); }
+std::string Dropout::details() const { return concat("p=", python_float(p_), ", inplace=False"); }
 
 Variable ReLU::forward(Context&, const Variable& x) const { return name_errors(ops::relu, x); }
 
@@ -206,7 +196,7 @@ Variable Tanh::forward(Context&, const Variable& x) const { return name_errors(o
 Variable GELU::forward(Context&, const Variable& x) const { return name_errors(ops::gelu, x); }
 Variable LeakyReLU::forward(Context&, const Variable& x) const { return name_errors(ops::leaky_relu, x, slope_); }
 
-std::string LeakyReLU::details() const { return concat("negative_slope=", python_text(slope_)); }
+std::string LeakyReLU::details() const { return concat("negative_slope=", python_float(slope_)); }
 
 LayerNorm::LayerNorm(const Shape& normalised, double eps, bool bias) : normalised_(normalised), eps_(eps), bias_(bias) {
   register_parameter("weight", normalised, init::constant(1));
@@ -223,7 +213,7 @@ std::string LayerNorm::details() const {
   std::string shape = normalised_.str().substr(1);
   shape.back() = ')';
   if (normalised_.rank() == 1) shape.insert(shape.size() - 1, ",");
-  return concat("(", shape, ", eps=", python_text(eps_), ", elementwise_affine=True, bias=", bias_ ? "True" : "False");
+  return concat("(", shape, ", eps=", python_float(eps_), ", elementwise_affine=True, bias=", bias_ ? "True" : "False");
 }
 
 Embedding::Embedding(std::int64_t embeddings, std::int64_t dim) : embeddings_(embeddings), dim_(dim) {
@@ -270,7 +260,7 @@ Variable BatchNorm2d::forward_relu(Context& context, const Variable& x, const Va
 }
 
 std::string BatchNorm2d::details() const {
-  return concat(features_, ", eps=", python_text(eps_), ", momentum=", python_text(momentum_),
+  return concat(features_, ", eps=", python_float(eps_), ", momentum=", python_float(momentum_),
                 ", affine=True, bias=True, track_running_stats=True");
 }
 

@@ -13,6 +13,7 @@
 #include "train/system/display.h"
 
 using namespace duet::cli;
+using duet::python_float;
 
 TEST_CASE("a terminal gets colours and a rewritten line, anything else plain text") {
   CHECK(terminal_style(true, false, nullptr, "xterm") == TerminalStyle{true, true});

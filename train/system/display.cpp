@@ -56,15 +56,6 @@ std::string listed(const std::vector<std::string>& items, const char* last) {
   return out;
 }
 
-std::string python_float(double value) {
-  if (!std::isfinite(value)) return fixed(value, 0);
-  const double size = std::fabs(value);
-  const bool exponent = size != 0 && (size < 1e-4 || size >= 1e16);
-  std::string out = digits_of(value, exponent ? std::chars_format::scientific : std::chars_format::fixed);
-  if (!exponent && out.find('.') == std::string::npos) out += ".0";
-  return out;
-}
-
 std::size_t width(const std::string& text) {
   return static_cast<std::size_t>(
       std::count_if(text.begin(), text.end(), [](char c) { return (static_cast<unsigned char>(c) & 0xC0) != 0x80; }));

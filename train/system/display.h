@@ -25,8 +25,6 @@ std::string shortest(double value);
 std::string seconds(double value);
 /// "1", "1 and 2", "1, 2 and 4", or with another word before the last.
 std::string listed(const std::vector<std::string>& items, const char* last = "and");
-/// Formats a number as Python's repr prints a float: shortest digits, an exponent only below 1e-4 or from 1e16.
-std::string python_float(double value);
 /// Number of characters (code points) of UTF-8 text, for columns.
 std::size_t width(const std::string& text);
 /// Text at one side of a column of so many characters; longer text stays whole.
