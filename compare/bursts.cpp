@@ -239,9 +239,7 @@ class CollectiveBursts {
       if (found.bytes == bytes) times.push_back(std::move(found.times));
     }
     times_.buckets = fit_buckets(bytes, times);
-    std::vector<double> backwards;
-    for (const BackwardTimes& each : times) backwards.push_back(each.backward_us);
-    times_.backward_us = median(backwards);
+    times_.backward_us = median(of_each(times, &BackwardTimes::backward_us));
     times_ = collective_times_from_json(ddp::all_gather_texts(group_, to_json(times_)).at(0));  // the same on all ranks
     pause_us_ = std::min(times_.backward_us, kLongestPauseUs);
   }
@@ -369,9 +367,7 @@ class ScriptRank {
   }
 
   static double median_us(const std::vector<ddp::ScriptStepTimes>& steps) {
-    std::vector<double> times;
-    for (const ddp::ScriptStepTimes& step : steps) times.push_back(step.whole);
-    return median(times);
+    return median(of_each(steps, &ddp::ScriptStepTimes::whole));
   }
 
   std::string burst(int count) {

@@ -21,17 +21,13 @@ namespace {
 constexpr double kUseless = 0.25;  // error of the step's cost at a batch, as a share: nothing is predicted from it
 
 std::vector<double> rounds_us(const CellRounds& cell) {
-  std::vector<double> us;
-  for (const Run& burst : cell.bursts) us.push_back(burst.rounds_us.at(0));
-  return us;
+  return of_each(cell.bursts, [](const Run& burst) { return burst.rounds_us.at(0); });
 }
 
 /// The median over rounds of a time that every round measured.
 template <class Field>
 double median_over(const std::vector<CollectiveTimes>& rounds, const Field& field) {
-  std::vector<double> us;
-  for (const CollectiveTimes& round : rounds) us.push_back(field(round));
-  return median(us);
+  return median(of_each(rounds, field));
 }
 
 /// With this latency of every parameter's call; none where they took less.

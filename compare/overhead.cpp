@@ -121,10 +121,8 @@ std::optional<Interval> lost_of(const Results& results, const Run& run) {
   const Run* const single = find_run(results, "single", 1);
   if (!single) return std::nullopt;
   const double ideal = ideal_share(run, *single);
-  std::vector<double> more_us;
-  for (const std::size_t i : common_rounds(run, *single))
-    more_us.push_back(run.rounds_us[i] - ideal * single->rounds_us[i]);
-  return interval_of(more_us);
+  return interval_of(of_each(common_rounds(run, *single),
+                             [&](std::size_t i) { return run.rounds_us[i] - ideal * single->rounds_us[i]; }));
 }
 
 std::vector<OverheadPart> causes_of(const Results& results, const Run& run, const Overhead& overhead) {

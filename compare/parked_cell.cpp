@@ -16,6 +16,7 @@
 #include "compare/bursts.h"
 #include "lib/base/text.h"
 #include "lib/error.h"
+#include "train/measure/statistics.h"
 #include "train/system/signals.h"
 
 namespace duet::cli {
@@ -63,8 +64,7 @@ double share_of_others(const std::vector<RankBurst>& ranks, double wall_s, doubl
 }  // namespace
 
 Run burst_of(const std::vector<std::string>& answers, double threads) {
-  std::vector<RankBurst> ranks;
-  for (const std::string& answer : answers) ranks.push_back(rank_burst_from_json(answer));
+  const std::vector<RankBurst> ranks = of_each(answers, rank_burst_from_json);
   require<DataError>(!ranks.empty() && ranks[0].run, "a burst without a run");
   Run burst = *ranks[0].run;
   double slowest_us = 0, wall_s = 0, used_s = 0;

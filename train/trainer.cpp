@@ -76,9 +76,7 @@ std::vector<std::string> traced_texts(std::uint64_t since, const TrainOptions& o
   for (const TraceEvent& event : all)
     if (const auto rank = static_cast<std::size_t>(event.device.index); rank < ranks.size())
       ranks[rank].push_back(event);
-  std::vector<std::string> texts;
-  for (const std::vector<TraceEvent>& events : ranks) texts.push_back(trace_text(events));
-  return texts;
+  return of_each(ranks, trace_text);
 }
 
 Progress progress_of(const StepClock& clock, int epoch, int epochs) {
@@ -565,11 +563,9 @@ std::vector<RankEvents> gather_trace(Run& run, std::uint64_t since, const TrainO
                                      ddp::ProcessGroup& group) {
   const std::vector<std::string> texts = traced_texts(since, options, group);
   const std::vector<std::string> clocks = ddp::all_gather_texts(group, clock_identity());
-  std::vector<RankEvents> traced;
-  if (group.rank() != 0) return traced;
-  for (const std::string& text : texts) traced.push_back(events_of(text));
-  std::vector<RankSteps> ranks;
-  for (const RankEvents& events : traced) ranks.push_back(steps_of(events));
+  if (group.rank() != 0) return {};
+  std::vector<RankEvents> traced = of_each(texts, events_of);
+  const std::vector<RankSteps> ranks = of_each(traced, steps_of);
   // A GPU runs asynchronously: there the host's times do not part waiting and moving.
   const bool parts = options.device == DeviceKind::cpu && std::set(clocks.begin(), clocks.end()).size() == 1;
   run.median_step = median_step(ranks, parts);

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "lib/error.h"
+#include "train/measure/statistics.h"
 #include "train/system/display.h"
 
 namespace duet::cli {
@@ -155,11 +156,7 @@ const std::vector<NamedLink>& named_links() {
   return links;
 }
 
-std::vector<std::string> link_names() {
-  std::vector<std::string> names;
-  for (const NamedLink& link : named_links()) names.push_back(link.name);
-  return names;
-}
+std::vector<std::string> link_names() { return of_each(named_links(), &NamedLink::name); }
 
 const NamedLink& named_link(const std::string& name) {
   for (const NamedLink& link : named_links())

@@ -82,8 +82,7 @@ void add_exposed(const RankStep& step, std::int64_t begin, std::int64_t end, std
 /// before that no rank can have its result. Computing waits where it stands still for such a collective. Empty where
 /// ranks have traced different collectives.
 WaitingOfRanks waiting_of_ranks(const std::vector<const RankStep*>& steps) {
-  std::vector<std::vector<const RankEvent*>> collectives;
-  for (const RankStep* step : steps) collectives.push_back(collectives_of(*step));
+  const auto collectives = of_each(steps, [](const RankStep* step) { return collectives_of(*step); });
   const auto same = [](const RankEvent* a, const RankEvent* b) { return a->name == b->name; };
   for (const auto& rank : collectives)
     if (!std::equal(rank.begin(), rank.end(), collectives[0].begin(), collectives[0].end(), same)) return {};

@@ -40,13 +40,6 @@ constexpr Rule kDevice{.fits = [](const std::string& device) { return device == 
                        .expected = "cpu or cuda"};
 
 template <class Field>
-std::vector<double> of_each(const std::vector<Run>& bursts, const Field& field) {
-  std::vector<double> values;
-  for (const Run& burst : bursts) values.push_back(std::invoke(field, burst));
-  return values;
-}
-
-template <class Field>
 StepParts median_parts(const std::vector<Run>& bursts, const Field& parts_of) {
   StepParts parts;
   for (const PartName& part : kStepParts)
@@ -253,9 +246,7 @@ std::vector<std::size_t> common_rounds(const Run& a, const Run& b) {
 
 std::vector<double> speed_ratios(const Run& run, const Run& base) {
   const double rows = static_cast<double>(run.batch) / static_cast<double>(base.batch);
-  std::vector<double> ratios;
-  for (const std::size_t i : common_rounds(run, base)) ratios.push_back(rows * base.rounds_us[i] / run.rounds_us[i]);
-  return ratios;
+  return of_each(common_rounds(run, base), [&](std::size_t i) { return rows * base.rounds_us[i] / run.rounds_us[i]; });
 }
 
 double ideal_share(const Run& run, const Run& base) {

@@ -1,10 +1,21 @@
 // Statistics of numbers that were measured in several rounds.
 #pragma once
 
+#include <functional>
+#include <iterator>
 #include <optional>
+#include <type_traits>
 #include <vector>
 
 namespace duet::cli {
+
+/// Returns a field, or what a function returns, of each item.
+template <class Items, class Field>
+auto of_each(const Items& items, const Field& field) {
+  std::vector<std::remove_cvref_t<std::invoke_result_t<const Field&, decltype(*std::begin(items))>>> values;
+  for (const auto& item : items) values.push_back(std::invoke(field, item));
+  return values;
+}
 
 /// Median (mean of the middle two); 0 for an empty list.
 double median(std::vector<double> values);
