@@ -51,12 +51,6 @@ const char* name(Precision precision) {
   return "?";
 }
 
-Precision parse_precision(std::string_view text) {
-  for (const Precision precision : {Precision::fp32, Precision::tf32, Precision::bf16})
-    if (text == name(precision)) return precision;
-  throw UsageError(concat("unknown precision '", text, "', expected fp32, tf32 or bf16"));
-}
-
 Backend& backend(DeviceKind kind) {
   if (kind == DeviceKind::cuda) {
     require<DeviceError>(cuda_module().backend != nullptr, "no CUDA device: ", cuda_module().error);

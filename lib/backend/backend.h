@@ -17,7 +17,6 @@
 #include <memory>
 #include <span>
 #include <string>
-#include <string_view>
 
 #include "lib/backend/average_pool.h"
 #include "lib/backend/pointwise.h"
@@ -116,8 +115,6 @@ struct AdamRule {
 /// them.
 enum class Precision { fp32, tf32, bf16 };
 const char* name(Precision precision);
-/// Reads "fp32", "tf32", "bf16". Throws UsageError that quotes the text.
-Precision parse_precision(std::string_view text);
 
 /// The settings that a fused convolution-bias-pool-relu-dropout takes besides its tensors.
 struct ConvPoolRelu {

@@ -123,9 +123,8 @@ class Recovery {
 
   /// Called by the one loader that ranks share. Throws UsageError for a second one.
   void take_loader();
-  /// A step that this rank has left is to be done again: the loader has not delivered its batch yet.
-  bool is_redo_due() const { return redo_due_; }
-  /// Throws UsageError if so: the program has left the pass, or trains no more.
+  /// Throws UsageError if a step that this rank has left is to be done again, whose batch the loader has not delivered
+  /// yet: the program has left the pass, or trains no more.
   void require_no_redo() const;
   void set_redo_due(bool due) { redo_due_ = due; }
 
