@@ -24,7 +24,6 @@ std::vector<double> rounds_us(const CellRounds& cell) {
   return of_each(cell.bursts, [](const Run& burst) { return burst.rounds_us.at(0); });
 }
 
-/// The median over rounds of a time that every round measured.
 template <class Field>
 double median_over(const std::vector<CollectiveTimes>& rounds, const Field& field) {
   return median(of_each(rounds, field));

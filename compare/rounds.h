@@ -11,7 +11,6 @@
 
 namespace duet::cli {
 
-/// One of the cells.
 struct RoundCell {
   double step_us = 0;               // about; 0: not known yet
   std::vector<double> rounds_us{};  // the median step of each round; fewer than of others once it has failed

@@ -165,7 +165,6 @@ class ModuleHooks final : public GradientSynchroniser, private Recoverable {
     done_ = {};
   }
 
-  /// Broadcasts the buffers of this context from the root to all ranks.
   void broadcast_buffers(const nn::Context& context, int root) const {
     if (range_.buffers == 0) return;
     group()

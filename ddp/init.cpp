@@ -256,7 +256,6 @@ std::string own_address(Store& store, const Rendezvous& meeting, Milliseconds ti
   return address_towards(*master, timeout);
 }
 
-/// The store of this rendezvous.
 std::shared_ptr<Store> open_store(const InitOptions& options, const Rendezvous& meeting,
                                   std::optional<MeetingFolder>& folder, std::string& address) {
   if (meeting.scheme == "job") {

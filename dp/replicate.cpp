@@ -168,7 +168,6 @@ std::vector<std::unique_ptr<DeviceTurns>> turns_of(const ReplicaPlaces& places) 
   return turns;
 }
 
-/// By replica.
 std::vector<DeviceTurns*> by_replica(const ReplicaPlaces& places,
                                      const std::vector<std::unique_ptr<DeviceTurns>>& turns) {
   std::vector<DeviceTurns*> all;

@@ -32,7 +32,6 @@ std::int64_t checked_size(std::int64_t n) {
   return n;
 }
 
-/// Room for n indices.
 std::vector<std::int64_t> room_for(std::int64_t n) {
   require<UsageError>(n >= 0, "cannot sample from ", n, " items");
   return std::vector<std::int64_t>(static_cast<std::size_t>(n));

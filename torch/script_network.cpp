@@ -75,7 +75,6 @@ std::int64_t fixed_rows(const ScriptModule& script) {
   return rows;
 }
 
-/// The number of classes.
 std::int64_t classes_of(const ScriptModule& script, const Shape& sample, const std::string& path) {
   const std::unique_ptr<nn::Module> network = adapt(script);
   network->eval();

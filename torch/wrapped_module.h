@@ -174,7 +174,6 @@ void visit_tensors(T& value, const Visit& visit) {
   }
 }
 
-/// Calls visit_tensors() on a copy.
 template <class T, class Visit>
 void visit_copy(T value, const Visit& visit) {
   visit_tensors(value, visit);

@@ -50,7 +50,6 @@ std::string checkpoint_folder(const TrainOptions& options) {
   return !options.resume.empty() && is_folder(options.resume) ? options.resume : "";
 }
 
-/// A checkpoint to resume.
 struct ResumePoint {
   LoadedCheckpoint loaded;
   bool restarted = false;  // it is this job's own, after a restart by the launcher

@@ -77,7 +77,6 @@ class Steps {
   Steps(Setup& setup, StepClock& clock)
       : setup_(setup), loader_(*setup.loader), graph_steps_(setup.graph_steps), clock_(clock) {}
 
-  /// Returns how many.
   std::int64_t run() { return setup_.graph ? replay() : run_plainly(); }
 
   /// Reports the steps whose losses are still on the device.

@@ -44,7 +44,6 @@ double all_reduce_us(const Link& link, int ranks, double bytes);
 /// averaging calls it.
 Link link_of(const MeasuredLink& measured, bool averaging = false);
 
-/// A link that --link names.
 struct NamedLink {
   std::string name, title;
   Link link{};
@@ -55,7 +54,6 @@ const std::vector<NamedLink>& named_links();
 /// Throws UsageError that lists the names.
 const NamedLink& named_link(const std::string& name);
 
-/// What is simulated.
 struct SimulatedJob {
   Mode mode = Mode::ddp;
   int devices = 1, hosts = 1;  // all devices; as many on every host

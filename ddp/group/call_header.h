@@ -62,7 +62,6 @@ class Agreement {
   bool any_ = false, same_ = true;
 };
 
-/// What a rank calls.
 struct RankHeader {
   int rank = 0;
   CallHeader header;

@@ -92,7 +92,6 @@ std::optional<RankError> read_error_file(const std::string& path) {
 
 namespace {
 
-/// Where this rank was, by its own record.
 std::string own_report(int rank) noexcept {
   try {
     return failure_report({{rank, flight_recorder()->snapshot()}}, rank, monotonic_ns());

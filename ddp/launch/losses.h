@@ -71,7 +71,6 @@ class JobLosses {
   void begin();
 
  private:
-  /// The last loss of a rank.
   struct LastLoss {
     std::int64_t within = 0;  // which step it computed; 0: none
     std::string how{};

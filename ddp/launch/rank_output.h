@@ -130,7 +130,6 @@ class RankOutput : public std::enable_shared_from_this<RankOutput> {
 /// Queues a remark of the launcher.
 void remark(const LaunchOptions& options, LaunchOutput& output, const std::string& text);
 
-/// The result of a launch that this signal ended.
 LaunchResult interrupted_by(int signal);
 
 /// Waits until the ranks' output is written: after a success as long as it takes, else while its reader takes

@@ -104,7 +104,6 @@ class Communicator {
   class Recorded;
   Recorded& recorded_now();
   std::shared_ptr<Operation> record(const std::string& what, const Calls& calls);
-  /// Launches the collectives of a recorded step again.
   void replay(const Recorded& recorded, FunctionRef<void()> launch);
   void drop_recordings(Lock& lock) noexcept;
   std::shared_ptr<Operation> take_operation(const std::string& what, bool collective, Milliseconds timeout);

@@ -27,7 +27,6 @@ class Rendezvous {
   /// The id that rank 0 makes, which listens for the others from then on.
   ncclUniqueId share_id(Milliseconds timeout);
 
-  /// Publishes how many collectives this rank has started.
   void publish_started(std::uint64_t count);
   /// "rank 2", "ranks 2, 3": those that have not published that they started more than `number` collectives. Empty if
   /// all have, or if the store is lost.

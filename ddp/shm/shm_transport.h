@@ -50,7 +50,6 @@ class ShmTransport final : public Transport {
   void close() override;
 
  private:
-  /// The messages with one peer.
   struct Peer {
     std::vector<Request> out;  // in the order of the calls
     std::size_t written = 0;   // bytes of the first of them, head included

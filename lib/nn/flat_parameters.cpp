@@ -94,7 +94,6 @@ std::int64_t flat_begin(const std::vector<Slot>& slots) {
   return (kCacheLine - offset % kCacheLine) % kCacheLine;
 }
 
-/// Memory for all slots.
 Tensor flat_memory(std::vector<Slot> slots, Device device) {
   const std::int64_t count = lay_out(slots);
   if (slots.empty()) return zeros({0}, DType::f32, device);

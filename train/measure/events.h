@@ -39,7 +39,6 @@ RankEvents events_of(const std::string& text);
 /// device and one for communication. Times begin with the first event.
 std::string chrome_trace(const std::vector<RankEvents>& ranks);
 
-/// A step of one rank.
 struct RankStep {
   std::int64_t begin_ns = 0, end_ns = 0;
   RankEvents events;  // that began in it, in the order of their begin

@@ -52,7 +52,6 @@ class Child {
   std::optional<ChildEnd> end_;
 };
 
-/// Runs a program to its end: see Child.
 ChildEnd run_program(
     const std::string& file, const std::vector<std::string>& arguments, const std::string& log,
     const std::function<void()>& poll = [] {});

@@ -103,7 +103,6 @@ struct Descs {
 
 using Arguments = std::initializer_list<PreparedCall::Argument>;
 
-/// The call of a described primitive.
 template <class Primitive>
 std::unique_ptr<PreparedCall> prepare(const typename Primitive::primitive_desc& desc, Arguments arguments) {
   return std::make_unique<PreparedCall>(Primitive(desc), desc.scratchpad_desc(), arguments);

@@ -74,7 +74,6 @@ class ConvPlan {
   bool runs(CudaDevice& device, const Choice& choice, const float* a, const float* b, float* result);
   /// Infinite when the algorithm is refused or fails, or there is no memory for it: another may do.
   float milliseconds_of(CudaDevice& device, const Choice& choice, const float* a, const float* b, float* result);
-  /// Puts the fastest choice first.
   void put_fastest_first(CudaDevice& device, const float* a, const float* b, float* result);
 
   ConvKey key_;
