@@ -93,7 +93,6 @@ std::string range_text(const ScalingRow& row, double value, double error, const 
   return concat(text(value * (1 - error)), " to ", text(value * (1 + error)), unit);
 }
 
-/// Without an error to expect, nothing is predicted.
 std::vector<std::string> cells_of(const ScalingRow& row, const std::optional<double>& known) {
   const double error = known.value_or(0);
   return {name(row.mode),

@@ -279,8 +279,8 @@ void warn_of_unlikely(const TrainOptions& options) {
   if (place.local_rank != 0 || Recovery::instance().replaces()) return;
   cpu_set_t cores;
   const bool known = ::sched_getaffinity(::getppid(), sizeof cores, &cores) == 0;
-  warn_of_unlikely(options, has_ranks(options.mode) ? place.local_world_size : options.devices,
-                   known ? std::min(CPU_COUNT(&cores), quota_cores()) : usable_cores());
+  const int devices = has_ranks(options.mode) ? place.local_world_size : options.devices;
+  warn_of_unlikely(options, devices, known ? std::min(CPU_COUNT(&cores), quota_cores()) : usable_cores());
 }
 
 /// Whether the launcher ends all ranks as soon as one fails: else they would wait for a rank 0 that does not join.

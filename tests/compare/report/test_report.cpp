@@ -155,6 +155,7 @@ TEST_CASE("the verdict heads the page, beside speed-ups and losses; all else fol
   }
   CHECK(page.find("data-chart=\"speedups\"") < folded);
   CHECK(page.find("data-chart=\"losses\"") < folded);
+  CHECK(page.find("<noscript><svg role=\"img\" viewBox=") < folded);
   for (const char* id : {"parts", "epochs", "memory-process", "loss"}) {
     INFO(id);
     CHECK(page.find(duet::concat("data-chart=\"", id, "\"")) > folded);
