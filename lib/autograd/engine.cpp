@@ -5,12 +5,14 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <string>
 #include <utility>
 
 #include "lib/autograd/check_finite.h"
 #include "lib/autograd/grad_mode.h"
 #include "lib/autograd/node.h"
 #include "lib/backend/backend.h"
+#include "lib/base/recovery.h"
 #include "lib/error.h"
 
 namespace duet {
@@ -56,6 +58,7 @@ const Edge* argument_of(const Edge& edge, unsigned kind) {
   const unsigned kind = value.kinds() & kCut ? kCut : kCurved;
   const Edge* at = &value;
   while (const Edge* const next = argument_of(*at, kind)) at = next;
+  while (const Edge* const next = kind == kCut ? argument_of(*at, kShifted) : nullptr) at = next;
   const char* const op = at->node->name();
   require<UsageError>(
       kind != kCut, op, ": a constant among its arguments is, or was computed from, a mean over this ",
@@ -63,6 +66,9 @@ const Edge* argument_of(const Edge& edge, unsigned kind) {
       "Variable of that (docs/howto/ddp.md)");
   const Edge* mean = at;
   while (const Edge* const next = argument_of(*mean, kBatchMean)) mean = next;
+  require<UsageError>(mean != at, op, ": combines samples of the batch with others of this device, expected single ",
+                      "ones, as other devices have others: compute it from DataParallel's output, or of batches ",
+                      "without a stamp by GradientRule::torch (docs/howto/ddp.md)");
   throw UsageError(concat(op, ": its argument is the result of ", mean->node->name(),
                           " over this device's rows of the batch, expected a value of single rows, as the gradients of "
                           "several devices would not add up to that of the whole batch: apply ",
@@ -114,6 +120,13 @@ class Engine {
     const unsigned kinds = value.kinds();
     const bool shares = (kinds & kShares) != 0, joins_rows = listens(&BackwardListener::joins_rows);
     if ((kinds & (kCurved | kCut)) != 0 && (joins_rows || shares)) refuse_curved(value);
+    static std::atomic<bool> said{false};
+    if ((kinds & (kBatchSum | kDivided)) == kBatchSum && !shares && joins_rows)
+      report_dependence(said, [] {
+        return std::string(
+            "the loss is a sum over this device's rows of the batch, but gradients of several devices' "
+            "sums are averaged: divide it by the rows, x.size(0), or take a mean");
+      });
     require<UsageError>(
         !shares || (value.normalisers() & kOwnRows) == 0 || !joins_rows || listens(&BackwardListener::adds_free_last),
         "the module gives a sum of a term that was divided by the rows of the batch and of one that "

@@ -27,12 +27,14 @@ enum Normaliser : unsigned {
 /// Classifies a value further, by bits beside those of Normaliser.
 enum ValueKind : unsigned {
   kFree = 16,       // of parameters and numbers; beside kOwnRows: perhaps of the batch, too
-  kBatchMean = 32,  // of one number: a mean or sum over the rows that this tape has of the batch
-  kBatchSum = 128,  // besides: not divided by any number of rows
+  kBatchMean = 32,  // computed from a mean or sum over the rows that this tape has of the batch, by linear operators
+  kBatchSum = 128,  // besides: not divided by any number of rows, unless it is kDivided
+  kDivided = 1024,  // besides: multiplied, perhaps by 1 / rows
   kCurved = 64,     // computed from such numbers of several tapes it is no sum or multiple of that of all rows
   kCut = 256,       // computed with a constant that is such a number, taken off the tape
+  kShifted = 512,   // such a constant was added to it, which no gradient of a linear operator shows
 };
-inline constexpr unsigned kOfMeans = kBatchMean | kBatchSum | kCurved | kCut;
+inline constexpr unsigned kOfMeans = kBatchMean | kBatchSum | kCurved | kCut | kShifted;
 inline constexpr unsigned kDivisors = kOwnRows | kWholeBatch | kGlobalRows | kPartOfBatch;
 inline constexpr unsigned kShares = kGlobalRows | kPartOfBatch;  // a part of the gradient of all rows
 /// Whether a value of these kinds is surely free of the batch.
@@ -93,9 +95,11 @@ class Node {
 
   int outputs() const { return outputs_; }
   const PooledVector<Edge>& edges() const { return edges_; }
-  void add_edge(const Edge& edge) {
+  /// Adds an input. Unless outputs are `linear` in it, backward refuses those of a mean over one of several devices.
+  void add_edge(const Edge& edge, bool linear = false) {
     const unsigned kinds = edge.node != nullptr ? edge.kinds() : 0;
     kinds_ |= kinds | ((kinds & kFree) != 0 ? unsigned{kOwnRows} : 0);  // the node may read a batch that has no edge
+    if (!linear) kinds_ |= ((kinds & kBatchMean) != 0 ? kCurved : 0u) | ((kinds & kShifted) != 0 ? kCut : 0u);
     if (edge.node != nullptr) edge.node->consumed();
     edges_.push_back(edge);
   }

@@ -37,7 +37,9 @@ class Variable {
   void backward() const;
   /// Runs backward from a variable of any shape, starting from `gradient`.
   void backward(const Tensor& gradient) const;
-  /// The one element of a scalar. Waits for its device.
+  /// Returns the one element of a scalar, and waits for its device. The number isn't on the tape: if it's a mean over a
+  /// rank's own rows, each rank has another one. As a factor of a loss that gives wrong gradients without an error: sum
+  /// it over the ranks first (ProcessGroup::all_reduce, docs/howto/ddp.md).
   float item() const;
   /// Returns a variable with the same value that is not on the tape. If this is a mean over a device's rows of a batch,
   /// backward of values that other devices' means would change throws UsageError.

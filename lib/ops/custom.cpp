@@ -122,16 +122,11 @@ Variable run_custom(const CustomCalls& calls, std::span<const Variable> argument
                       ": its result is a scalar, expected rows of a batch, over which it sums");
   y.set_stamp(stamp_of(calls.name, inputs, y.shape()));
   const std::span<const Variable* const> tape(places.data(), places.size());
-  if (!recorded(tape)) return constant_of(y, tape);
+  const OperatorKind kind{.linear = calls.linear, .sums = !calls.sums_rows, .reads = true, .reads_rows = true};
+  if (!recorded(tape)) return constant_of(y, tape, kind);
   auto node = std::make_shared<CustomNode>(calls, inputs, y);
   for (const Variable& input : plain) node->add_edge(input.edge());
-  const auto is_mean = [](bool on_tape) {
-    return [on_tape](const Variable& x) { return x.requires_grad() == on_tape && x.of_batch_mean(); };
-  };
-  if (std::ranges::any_of(plain, is_mean(false)))
-    node->set_kinds(node->kinds_of(0) | kCut);
-  else if (!calls.linear && std::ranges::any_of(plain, is_mean(true)))
-    node->set_kinds(node->kinds_of(0) | kCurved);
+  node->set_kinds(kinds_of_result(y, tape, kind));
   if (checks_finite()) require_finite_step(*node, y, tape);
   if (calls.sums_rows) require_blocks(calls.name, tape);
   return Variable(y, std::move(node));

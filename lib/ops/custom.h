@@ -41,7 +41,8 @@ Variable run_custom(const CustomCalls& calls, std::span<const Variable> inputs);
 /// these up: parameters have equal bits on any number of devices if a row of the result and of the gradients depends on
 /// its own row only. Where it is false, each gradient has its input's shape; a sum over rows in it is equal to
 /// rounding. An operator of a mean over the batch, such as a loss, may also have `static constexpr bool kLinear =
-/// true`; without it backward refuses its result if several devices have a part of the batch each.
+/// true`; without it backward refuses its result if several devices have a part of the batch each. One number of rows
+/// is taken for a mean over them.
 ///
 /// Throws ShapeError that names the operator where a result or gradient has another shape, type or layout, and
 /// UsageError where inputs or result were modified between forward and backward.

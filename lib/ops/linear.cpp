@@ -77,6 +77,15 @@ struct MatmulGradient {
   SavedTensor a, b;
 };
 
+/// Whether a product of matrices, of which dimension `summed` of b is added up, adds up samples of the batch, or has
+/// those of b for each sample of a.
+bool mixes_rows(const Tensor& a, const Tensor& b, int summed) {
+  const int rows = a.stamp().dimension(a.shape()), others = b.stamp().dimension(b.shape()), last = a.shape().rank() - 1;
+  return rows == last || others == summed || (rows >= 0 && others >= b.shape().rank() - 2);
+}
+/// Whether the last dimension of x, which has two or more, holds the samples of the batch.
+bool mixes_rows(const Tensor& x) { return x.stamp().dimension(x.shape()) == x.shape().rank() - 1; }
+
 /// Checks the arguments of a linear layer; gives room for its output. `vectors`: x may have more than two dimensions.
 Tensor linear_output(const char* op, const Variable& x, const Variable& w, const Variable& b, bool vectors = false) {
   if (vectors && x.defined() && x.shape().rank() > 2) {
@@ -94,12 +103,14 @@ Tensor linear_output(const char* op, const Variable& x, const Variable& w, const
 
 /// Puts a linear layer on the tape. Its backward reads its arguments only, so the value may be anything.
 Variable record_linear(const Tensor& value, const Variable& x, const Variable& w, const Variable& b) {
-  return record(value, {&x, &w, &b}, [&] { return LinearGradient{{x, "input"}, {w, "weight"}}; });
+  const auto gradient = [&] { return LinearGradient{{x, "input"}, {w, "weight"}}; };
+  return record(value, {&x, &w, &b}, gradient, 0, mixes_rows(x.value(), w.value(), 1));
 }
 
 /// Puts log_softmax with the result y on the tape. Of its argument no value is read.
 Variable record_log_softmax(const Tensor& y, const Variable& x) {
-  return record(y, {&x}, [&] { return LogSoftmaxGradient{{y, "result"}}; });
+  const auto gradient = [&] { return LogSoftmaxGradient{{y, "result"}}; };
+  return record(y, {&x}, gradient, 0, mixes_rows(y));
 }
 
 }  // namespace
@@ -153,7 +164,8 @@ Variable softmax(const Variable& input, int dimension) {
   return along(SoftmaxGradient::kName, input, dimension, [](const Variable& x) {
     const Tensor y = result_of(x, x.shape());
     if (y.count() > 0) backend(y).softmax_forward(in_rows(x.value()), in_rows(y));
-    return record(y, {&x}, [&] { return SoftmaxGradient{{y, "result"}}; });
+    const auto gradient = [&] { return SoftmaxGradient{{y, "result"}}; };
+    return record(y, {&x}, gradient, 0, mixes_rows(y));
   });
 }
 
@@ -171,7 +183,8 @@ Variable matmul(const Variable& left, const Variable& right) {
                       ", expected (..., M, K) and (..., K, P) or (K, P)");
   const Tensor y = result_of(a.value().stamp().known() ? a : b, a.shape().with(-1, b.shape()[-1]));
   backend(y).matmul(a.value(), false, b.value(), false, y);
-  return record(y, {&a, &b}, [&] { return MatmulGradient{{a, "left argument"}, {b, "right argument"}}; });
+  const auto gradient = [&] { return MatmulGradient{{a, "left argument"}, {b, "right argument"}}; };
+  return record(y, {&a, &b}, gradient, 0, mixes_rows(a.value(), b.value(), rank - 2));
 }
 
 const Edge* log_softmax_argument(const Variable& y) {

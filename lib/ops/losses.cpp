@@ -503,12 +503,13 @@ Variable mean_of_shards(std::span<const Variable> losses, std::span<const std::i
   auto node = make_pooled<MeanOfShardsNode>();
   const bool shares = divide_by_batch(losses);
   for (std::size_t i = 0; i < losses.size(); ++i) {
-    node->add_edge(losses[i].edge());
+    node->add_edge(losses[i].edge(), true);
     node->devices.push_back(losses[i].device());
     node->weights.push_back(shares || total == 0 ? 1.0f : weight(i));
   }
   node->sums = add_blocks(losses, rows);
-  node->set_kinds((shares ? normaliser_of(batch, total) : kOwnRows) | unsigned{kBatchMean});
+  node->set_kinds((shares ? normaliser_of(batch, total) : kOwnRows) | unsigned{kBatchMean} |
+                  (node->kinds_of(0) & kCut));
   return Variable(value, std::move(node));
 }
 

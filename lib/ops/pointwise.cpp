@@ -83,7 +83,7 @@ template <Pointwise kFunction>
 struct BinaryGradient {
   static constexpr const char* kName = name_of(kFunction);
   static constexpr bool kReads = kFunction == Pointwise::mul || kFunction == Pointwise::div, kByPlace = true,
-                        kProduct = kFunction == Pointwise::mul;
+                        kDivides = kFunction == Pointwise::div;
 
   void backward(const Gradients& g) const {
     for (std::size_t i = 0; i < 2; ++i)
@@ -95,7 +95,7 @@ struct BinaryGradient {
   Side sides[2];
   Rows stamp;
   float number = 0;
-  bool linear = false;  // in the sides that ask for gradients
+  bool linear = false, affine = false, product = false;  // see OperatorKind
 
  private:
   void backward_of(std::size_t i, const Gradients& g) const {
@@ -164,6 +164,12 @@ bool is_linear(const Variable& a, const Variable& b) {
   return factor(b) || (kFunction == Pointwise::mul && factor(a));
 }
 
+/// Whether repeated elements of one side meet other samples of the other side.
+bool mixes_rows(const Variable& a, const Variable& b) {
+  const int left = a.value().stamp().dimension(a.shape()), right = b.value().stamp().dimension(b.shape());
+  return left >= 0 && right >= 0 && left - a.shape().rank() != right - b.shape().rank();
+}
+
 template <Pointwise kFunction>
 Variable binary(const Operand& left_side, const Operand& right_side) {
   using Gradient = BinaryGradient<kFunction>;
@@ -195,13 +201,17 @@ Variable binary(const Operand& left_side, const Operand& right_side) {
                          {broadcast(value_or_none(a), shape), broadcast(value_or_none(b), shape), {}, number},
                          broadcast(y, shape));
   }
-  return record(y, {&a, &b}, [&] {
+  const auto gradient = [&] {
     const auto kept = [](const Variable& x, const char* what) {
       return Gradient::kReads ? SavedTensor(x, what) : SavedTensor();
     };
-    return Gradient{kept(a, "left argument"),  kept(b, "right argument"), {side_of(a, y), side_of(b, y)}, stamp, number,
-                    is_linear<kFunction>(a, b)};
-  });
+    Gradient made{kept(a, "left argument"), kept(b, "right argument"), {side_of(a, y), side_of(b, y)}, stamp, number};
+    made.linear = is_linear<kFunction>(a, b);
+    made.affine = !b.requires_grad() || (!Gradient::kDivides && !a.requires_grad());
+    made.product = Gradient::kReads && (!Gradient::kDivides || (b.requires_grad() && is_free(b.edge().kinds())));
+    return made;
+  };
+  return record(y, {&a, &b}, gradient, 0, both && mixes_rows(a, b));
 }
 
 }  // namespace

@@ -12,27 +12,36 @@ bool may_be_batch(const Tensor& result, std::span<const Variable* const> inputs,
   });
 }
 
-/// kCut if an argument has it, or a constant of other devices' batches would change more than the value of a number.
-unsigned kind_by_constants(const Tensor& result, std::span<const Variable* const> inputs, const OperatorKind& op) {
-  const bool shifts = op.linear && !op.reads && result.count() == 1;
+/// kCut if an argument has it, or a constant of other devices' batches would change gradients; kShifted if it would
+/// change values only.
+unsigned kind_by_constants(std::span<const Variable* const> inputs, const OperatorKind& op) {
   unsigned kinds = 0;
   for (const Variable* input : inputs) {
     if (!input->defined()) continue;
     if (input->requires_grad())
-      kinds |= input->edge().kinds() & kCut;
-    else if (!shifts && input->of_batch_mean())
-      kinds |= kCut;
+      kinds |= input->edge().kinds() & (kCut | kShifted);
+    else if (input->of_batch_mean())
+      kinds |= op.linear && !op.reads ? kShifted : kCut;
   }
-  return kinds;
+  return (kinds & kShifted) != 0 && !op.linear && !op.affine ? kinds | kCut : kinds;
+}
+
+/// Whether the result adds up samples of the batch that x has, `least` or all of a device's; or is one number of rows.
+bool sums_rows(const Tensor& result, const Variable& x, std::int64_t least = 2) {
+  if (!x.defined() || x.shape().rank() == 0 || result.stamp().known()) return false;
+  const Rows& stamp = x.value().stamp();
+  if (stamp.dimension(x.shape()) < 0) return result.count() == 1 && x.size(0) > 1;
+  return stamp.samples_in(x.shape()) >= least || stamp.global <= stamp.shards * stamp.per_sample;
 }
 
 unsigned kinds_by_arguments(const Tensor& result, std::span<const Variable* const> inputs, const OperatorKind& op) {
   unsigned in = 0, others = 0;  // of all arguments; of those but free ones
-  int means = 0;
+  int means = 0, constants = 0;
   bool of_batch = result.stamp().known(), unknown = of_batch || op.reads_rows;
   for (const Variable* input : inputs) {
     if (!input->defined()) continue;
     if (!input->requires_grad()) {
+      ++constants;
       of_batch = of_batch || input->value().stamp().known();
       unknown = unknown || of_batch || may_be_batch(result, inputs, op);
       continue;
@@ -43,32 +52,39 @@ unsigned kinds_by_arguments(const Tensor& result, std::span<const Variable* cons
     if (!is_free(kinds)) others |= kinds, ++means;
   }
   // A number that all devices have times the mean of a device's own rows, which are weighted by their number.
-  const bool scales = op.product && means == 1 && (others & (kDivisors | kFree)) == kOwnRows;
+  const bool scales = op.product && means == 1 && constants == 0 && (others & (kDivisors | kFree)) == kOwnRows;
   if ((in & kDivisors) == 0 && unknown) in |= kOwnRows;
   if (of_batch && (in & (kShares | kWholeBatch)) == 0) in &= ~unsigned{kFree};
-  const bool free = is_free(in), one = result.count() == 1;
-  const bool curved = (in & kCurved) != 0 || (!op.linear && !scales && (in & kBatchMean) != 0);
+  const bool free = is_free(in);
+  const bool mixed = op.mixes && !free && result.stamp().known();
+  const bool curved = mixed || (in & kCurved) != 0 || (!op.linear && !scales && (in & kBatchMean) != 0);
   if (op.divisor != 0 && !(free && op.divisor == kOwnRows))
     return op.divisor | kBatchMean | (curved || (in & kShares) != 0 ? unsigned{kCurved} : 0);
   const unsigned kinds = in & (kDivisors | kFree);
-  if (!one && (in & kShares) == 0) return kinds;
   if (curved) return kinds | kCurved;
-  const bool sums = op.sums && one && (kinds & kFree) == 0 && inputs[0]->shape().rank() > 0 && inputs[0]->size(0) > 1;
-  return kinds | (in & (kBatchMean | kBatchSum)) | (sums ? unsigned{kBatchMean} : 0);
+  const auto sums = [&](std::int64_t least) {
+    return (op.sums || op.mixes) && (kinds & kFree) == 0 &&
+           std::ranges::any_of(inputs, [&](const Variable* x) { return sums_rows(result, *x, least); });
+  };
+  unsigned of_mean = in & (kBatchMean | kBatchSum | kDivided);
+  if (op.reads && (in & kBatchSum) != 0) of_mean |= kDivided;
+  if ((of_mean & (kBatchMean | kDivided)) == 0 && sums(1)) of_mean |= op.adds ? kBatchSum : kDivided;
+  if (sums(2)) of_mean |= kBatchMean;
+  return kinds | of_mean;
 }
 
 }  // namespace
 
 unsigned kinds_of_result(const Tensor& result, std::span<const Variable* const> inputs, const OperatorKind& op) {
-  return kinds_by_arguments(result, inputs, op) | kind_by_constants(result, inputs, op);
+  return kinds_by_arguments(result, inputs, op) | kind_by_constants(inputs, op);
 }
 
-Variable constant_of(const Tensor& result, std::span<const Variable* const> inputs, bool reduces) {
-  reduces = reduces && result.count() == 1 && inputs[0]->shape().rank() > 0 && inputs[0]->size(0) > 1;
+Variable constant_of(const Tensor& result, std::span<const Variable* const> inputs, const OperatorKind& op) {
   const bool of_mean = std::ranges::any_of(inputs, [&](const Variable* x) {
     if (!x->defined()) return false;
-    const bool of_batch = x->requires_grad() ? !is_free(x->edge().kinds()) : x->value().stamp().known();
-    return x->of_batch_mean() || (reduces && of_batch);
+    const bool is_loss = op.divisor != 0, known = x->value().stamp().known();
+    const bool of_batch = x->requires_grad() ? !is_free(x->edge().kinds()) : known || is_loss;
+    return x->of_batch_mean() || (of_batch && (op.mixes || is_loss || (op.sums && sums_rows(result, *x))));
   });
   return Variable::constant(result, of_mean);
 }

@@ -66,22 +66,29 @@ struct OperatorKind {
   bool sums = false;        // over rows
   bool by_place = false;    // each element of the result is computed from those at its place
   bool product = false;     // of its two arguments
-  bool reads = false;       // the values of its arguments for their gradients
+  bool reads = false;       // the values of its arguments for their gradients, or a number but 1 and -1
+  bool affine = false;      // as linear, if the other arguments are the same on all devices
+  bool adds = false;        // up, and divides by nothing
   bool reads_rows = false;  // of a tensor that is no argument on the tape
+  bool mixes = false;       // samples of the batch: it has them in another dimension than its result, or adds them up
   unsigned divisor = 0;     // of a loss, else 0
 };
 /// The kinds (lib/autograd/node.h) of an operator's result.
 unsigned kinds_of_result(const Tensor& result, std::span<const Variable* const> inputs, const OperatorKind& op);
 
 template <class Gradient>
-OperatorKind kind_of(const Gradient& gradient, unsigned divisor) {
-  OperatorKind kind{.divisor = divisor};
+OperatorKind kind_of(const Gradient& gradient, unsigned divisor, bool mixes) {
+  OperatorKind kind{.mixes = mixes, .divisor = divisor};
   if constexpr (requires { Gradient::kLinear; }) kind.linear = Gradient::kLinear;
   if constexpr (requires { gradient.linear; }) kind.linear = gradient.linear;
   if constexpr (requires { Gradient::kSums; }) kind.sums = Gradient::kSums;
   kind.by_place = requires { Gradient::kByPlace; };
-  if constexpr (requires { Gradient::kProduct; }) kind.product = Gradient::kProduct;
-  if constexpr (requires { Gradient::kReads; }) kind.reads = Gradient::kReads;
+  if constexpr (requires { Gradient::kAdds; }) kind.adds = Gradient::kAdds;
+  if constexpr (requires { gradient.product; }) {
+    kind.product = gradient.product;
+    kind.affine = gradient.affine;
+    kind.reads = Gradient::kReads && gradient.number != 1 && gradient.number != -1;
+  }
   kind.reads_rows = requires { Gradient::kReadsRows; };
   return kind;
 }
@@ -108,28 +115,29 @@ void require_same_rows(const char* op, const Rows& a, const Rows& b);
 /// Says so if gradients of a parameter among the inputs would be sums over a part of a batch, but not by its blocks.
 void require_blocks(const char* op, std::span<const Variable* const> inputs);
 
-/// Returns the variable of an operator's result off the tape. `reduces`: it is one number of several rows.
-Variable constant_of(const Tensor& result, std::span<const Variable* const> inputs, bool reduces = false);
+/// Returns the variable of an operator's result off the tape.
+Variable constant_of(const Tensor& result, std::span<const Variable* const> inputs, const OperatorKind& op);
 
 /// The variable of an operator's result: on the tape behind an OpNode with what keep() returns, if `inputs` ask for
 /// gradients, else a constant. `normaliser`: of a loss. What keep() returns may have a kLinear or `linear`, kSums and
-/// kByPlace: see OperatorKind.
+/// kByPlace: see OperatorKind, also for `mixes`.
 template <class Keep>
-Variable record(const Tensor& result, std::span<const Variable* const> inputs, Keep keep, unsigned normaliser = 0) {
+Variable record(const Tensor& result, std::span<const Variable* const> inputs, Keep keep, unsigned normaliser = 0,
+                bool mixes = false) {
   constexpr bool kSums = requires { decltype(keep())::kSums; };
-  if (!recorded(inputs)) return constant_of(result, inputs, kSums || normaliser != 0);
+  if (!recorded(inputs)) return constant_of(result, inputs, {.sums = kSums, .mixes = mixes, .divisor = normaliser});
   auto node = make_pooled<OpNode<decltype(keep())>>(keep());
   for (const Variable* input : inputs) node->add_edge(input->defined() ? input->edge() : Edge{});
-  node->set_kinds(kinds_of_result(result, inputs, kind_of(node->gradient, normaliser)));
+  node->set_kinds(kinds_of_result(result, inputs, kind_of(node->gradient, normaliser, mixes)));
   if (checks_finite()) require_finite_step(*node, result, inputs);
   require_blocks(node->name(), inputs);
   return Variable(result, std::move(node));
 }
 
 template <class Keep>
-Variable record(const Tensor& result, std::initializer_list<const Variable*> inputs, Keep keep,
-                unsigned normaliser = 0) {
-  return record(result, std::span(inputs.begin(), inputs.size()), std::move(keep), normaliser);
+Variable record(const Tensor& result, std::initializer_list<const Variable*> inputs, Keep keep, unsigned normaliser = 0,
+                bool mixes = false) {
+  return record(result, std::span(inputs.begin(), inputs.size()), std::move(keep), normaliser, mixes);
 }
 
 /// The stamp of x for a result that keeps the places of its samples. Behind the first dimension these are known if the

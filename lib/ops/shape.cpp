@@ -19,7 +19,7 @@ namespace {
 template <bool kMean>
 struct SumGradient {
   static constexpr const char* kName = kMean ? "mean" : "sum";
-  static constexpr bool kLinear = true, kSums = true;
+  static constexpr bool kLinear = true, kSums = true, kAdds = !kMean;
   void backward(const Gradients& g) const {
     const Tensor dy = g.outputs[0].reshape(summed), dx = g.place(0, own, dy.device()).reshape(shape);
     backend(dy).pointwise(Pointwise::mul, shape, {broadcast(dy, shape), {}, {}, factor}, broadcast(dx, shape));
