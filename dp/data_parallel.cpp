@@ -25,7 +25,8 @@ nn::Value stamped(const nn::Value& value, const Rows& stamp) {
   return nn::map_tensors(value, [&](const Variable& x) {
     Tensor same = x.value();
     same.set_stamp(stamp);
-    return x.requires_grad() ? Variable(same, x.edge().node, x.edge().output) : Variable(same);
+    return x.requires_grad() ? Variable(same, x.edge().node, x.edge().output)
+                             : Variable::constant(same, x.of_batch_mean());
   });
 }
 

@@ -40,11 +40,11 @@ struct DataParallelOptions {
 /// cut into whole blocks, so that on CPU the sum has the bits of one device for any number of them up to the number of
 /// blocks (lib/blocks.h), and with few rows some pieces are empty; others are cut as PyTorch's chunk does, and few rows
 /// use fewer replicas. A device that owns several subtrees of the blocks runs the module on each, which must then
-/// compute row by row: results have the rows of the input, or are a loss divided by the rows of the global batch. With
-/// one device that has one piece the module is called directly. Beside a stamped batch, tensors without a stamp go
-/// whole to each device unless they have as many rows. Prints a warning the first time that such ones are cut, and that
-/// a parameter has several uses in one forward. backward throws UsageError if it comes to a replica by a Variable that
-/// forward has kept elsewhere.
+/// compute row by row: results have the rows of the input, or are a loss or mean over them, which becomes that of the
+/// whole batch. With one device that has one piece the module is called directly. Beside a stamped batch, tensors
+/// without a stamp go whole to each device unless they have as many rows. Prints a warning the first time that such
+/// ones are cut, and that a parameter has several uses in one forward. backward throws UsageError if it comes to a
+/// replica by a Variable that forward has kept elsewhere.
 ///
 /// The module must outlive this. Used by one thread at a time; that thread is the first device's.
 class DataParallel : public nn::Module {

@@ -211,8 +211,10 @@ PooledVector<nn::Value> parallel_apply(const std::shared_ptr<Replicas>& replicas
   PooledVector<Edge> input_edges;
   PooledVector<Variable> leaves;
   PooledVector<nn::Value> own_inputs;
+  bool of_mean = false;  // an input is computed from a mean, of which replicas see only the value
   for (const nn::Value& input : inputs) {
     own_inputs.push_back(map_tensors(input, [&](const Variable& x) {
+      of_mean = of_mean || x.of_batch_mean();
       if (!record || !x.requires_grad()) return Variable(x.value());
       input_edges.push_back(x.edge());
       leaves.emplace_back(x.value(), true);
@@ -238,6 +240,7 @@ PooledVector<nn::Value> parallel_apply(const std::shared_ptr<Replicas>& replicas
       outputs_of[i].push_back(y);
       unsigned kind = y.requires_grad() ? y.edge().normalisers() : unsigned{kOwnRows};
       if (y.requires_grad()) kind |= y.edge().kinds() & kOfMeans;
+      kind |= (!y.requires_grad() && y.of_batch_mean() ? kShifted : 0u) | (of_mean ? kCut : 0u);
       kinds.push_back((kind & kPartOfBatch) != 0 ? (kind & ~unsigned{kPartOfBatch}) | of_all_parts : kind);
     });
   }

@@ -203,7 +203,7 @@ PooledVector<Variable> scatter(const Variable& whole, std::span<const Device> de
   std::shared_ptr<ScatterNode> node;
   if (grad_enabled() && x.requires_grad()) {
     node = make_pooled<ScatterNode>(static_cast<int>(sizes.size()));
-    node->add_edge(x.edge());
+    node->add_edge(x.edge(), true);
     node->device = x.device();
     node->dim = dim;
   }
@@ -213,19 +213,26 @@ PooledVector<Variable> scatter(const Variable& whole, std::span<const Device> de
     const Tensor piece = piece_of(x.value(), dim, begin, sizes[i], devices[i]);
     begin += sizes[i];
     if (node) node->shapes.push_back(piece.shape());
-    pieces.push_back(node ? Variable(piece, node, static_cast<int>(i)) : Variable(piece));
+    pieces.push_back(node ? Variable(piece, node, static_cast<int>(i)) : Variable::constant(piece, x.of_batch_mean()));
   }
   return pieces;
 }
 
 namespace {
 
-/// Whether the pieces are losses that were divided by the rows of the batch that was cut, so that their gradients add
-/// up.
-bool are_shares(std::span<const Variable> pieces, const CutBatch& from) {
-  return pieces.size() == from.cut.sizes.size() && std::ranges::all_of(pieces, [](const Variable& piece) {
-           return grad_enabled() && piece.requires_grad() && (piece.edge().normalisers() & kOwnRows) == 0;
-         });
+/// Whether the pieces are losses: divided by the rows of the batch that was cut, so that their gradients add up, or
+/// numbers that are means over the pieces' own rows.
+bool are_losses(std::span<const Variable> pieces, const CutBatch& from) {
+  if (!grad_enabled() || pieces.size() != from.cut.sizes.size()) return false;
+  unsigned kinds = 0;
+  bool numbers = true, of_rows = std::ranges::max(from.cut.sizes) <= 1;  // a mean of one row is not known as one
+  for (const Variable& piece : pieces) {
+    kinds |= piece.requires_grad() ? piece.edge().kinds() | piece.edge().normalisers() : kFree | unsigned{kOwnRows};
+    numbers = numbers && piece.value().count() == 1;
+    of_rows = of_rows && piece.shape().rank() == 0;
+  }
+  of_rows = of_rows || (kinds & kBatchMean) != 0;
+  return (kinds & kOwnRows) == 0 || (numbers && of_rows && (kinds & (kDivisors | kBatchSum | kFree)) == kOwnRows);
 }
 
 /// Whether a device has several of the pieces.
@@ -237,7 +244,7 @@ bool has_several(const Cut& cut) {
 
 Variable gather(std::span<const Variable> pieces, Device device, int dim, const CutBatch& from) {
   require<ShapeError>(!pieces.empty(), "gather: expected at least one tensor to gather from");
-  if (are_shares(pieces, from)) return ops::mean_of_shards(pieces, from.cut.sizes, from.stamp, device);
+  if (are_losses(pieces, from)) return ops::mean_of_shards(pieces, from.cut.sizes, from.stamp, device);
   const bool scalars = pieces[0].shape().rank() == 0;
   if (scalars && pieces.size() == 1 && !from.cut.subtrees.empty()) return pieces[0];
   require<UsageError>(!scalars || !has_several(from.cut),
@@ -260,10 +267,10 @@ Variable gather(std::span<const Variable> pieces, Device device, int dim, const 
     record |= grad_enabled() && piece.requires_grad();
   }
   const Tensor whole = joined(tensors, device, scalars ? 0 : dim);
-  if (!record) return Variable(whole);
+  if (!record) return Variable::constant(whole, std::ranges::any_of(pieces, &Variable::of_batch_mean));
   auto node = make_pooled<GatherNode>();
   for (const Variable& piece : plain) {
-    node->add_edge(piece.edge());
+    node->add_edge(piece.edge(), true);
     node->devices.push_back(piece.device());
   }
   node->dim = scalars ? 0 : dim;
@@ -322,7 +329,7 @@ PooledVector<nn::Value> scatter(const nn::Value& value, std::span<const Device> 
     const bool whole = dim == 0 && goes_whole(x, batch->value().stamp(), size);
     pieces.push_back(whole ? PooledVector<Variable>() : scatter(x, places, cut.sizes, dim));
     for (std::size_t i = 0; whole && i < places.size(); ++i)
-      pieces.back().emplace_back(on_device(x.value(), places[i]));
+      pieces.back().push_back(Variable::constant(on_device(x.value(), places[i]), x.of_batch_mean()));
   });
   if (pieces.empty()) return PooledVector<nn::Value>(places.size(), value);
   PooledVector<nn::Value> values;

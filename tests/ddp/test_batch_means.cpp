@@ -18,6 +18,8 @@
 #include "tests/ddp/ranks.h"
 #include "tests/ddp/train.h"
 #include "tests/support/catch2.h"
+#include "tests/support/own_loss.h"
+#include "tests/support/said.h"
 
 using namespace duet;
 using namespace duet::ddp;
@@ -50,6 +52,21 @@ struct Halve {
   }
 };
 
+/// A number of all rows, of which duet knows no more.
+struct Total {
+  static constexpr const char* kName = "total";
+  static constexpr bool kSumsRows = false;
+  Tensor forward(const ops::Tensors& in) const {
+    float sum = 0;
+    for (const float x : in[0].span<float>()) sum += x;
+    return full_like(in[0], {}, sum / static_cast<float>(in[0].size(0)));
+  }
+  ops::Tensors backward(const Tensor& dy, const ops::Tensors& in, const Tensor&) const {
+    return {full_like(in[0], in[0].shape(), dy.data<float>()[0] / static_cast<float>(in[0].size(0)))};
+  }
+};
+Variable total(const Variable& y) { return ops::custom(Total{}, {y}); }
+
 struct Curved {
   std::string op, mean;
   Loss loss;
@@ -71,6 +88,13 @@ const std::vector<Curved>& curved_losses() {
          return rest * rest * loss;
        }},
       {"square", "mse_loss", [](const Variable& y, const Tensor&) { return ops::custom(Square{}, {squared(y)}); }},
+      {"sqrt", "total", [](const Variable& y, const Tensor&) { return ops::sqrt(total(y * y)); }},
+      {"own_loss", "mse_loss",  // a node of one's own
+       [](const Variable& y, const Tensor&) {
+         return own_loss(ops::reshape(squared(y), {1, 1}));
+       }},
+      {"mse_loss", "mean", [](const Variable& y, const Tensor&) { return squared(y - ops::mean(y)); }},
+      {"div", "sum", [](const Variable& y, const Tensor&) { return ops::mean(y / (ops::sum(y * y) + 1)); }},
       {"mse_loss", "batch_mean", [](const Variable& y, const Tensor&) { return squared(y - ops::batch_mean(y)); },
        true}};
   return losses;
@@ -97,6 +121,7 @@ TEST_CASE("DDP refuses gradients that depend on a batch's mean which has left th
   struct Cut {
     std::string op;
     Loss loss;
+    bool stamped_only = false;
   };
   const Cut losses[] = {
       {"mul", [](const Variable& y, const Tensor&) { return squared(y) * squared(y).detach(); }},
@@ -111,11 +136,13 @@ TEST_CASE("DDP refuses gradients that depend on a batch's mean which has left th
          };
          return squared(y) * factor();
        }},
+      {"mul", [](const Variable& y, const Tensor&) { return squared(y) * total(y.detach()); }, true},
       {"halve", [](const Variable& y, const Tensor&) {
          return ops::custom(Halve{}, {squared(y), squared(y).detach()});
        }}};
-  for (const auto& [op, loss] : losses)
+  for (const auto& [op, loss, stamped_only] : losses)
     for (const bool stamped : {true, false}) {
+      if (stamped_only && !stamped) continue;
       const std::string failure =
           failure_of(2, [&, &loss = loss](DistributedDataParallel& net, int rank, Device device) {
             step(net, rows_of({5, 3}, rank, 0, stamped).to(device), loss);
@@ -123,6 +150,46 @@ TEST_CASE("DDP refuses gradients that depend on a batch's mean which has left th
       CAPTURE(op, stamped);
       CHECK_THAT(failure, ContainsSubstring(op + ": a constant among its arguments is, or was computed from, a mean"));
     }
+}
+
+TEST_CASE("a mean of a rank's rows is known in a DataParallel of each rank, whether it goes in or comes out") {
+  struct Scaled : Plain {
+    Scaled() : Plain(kSeed) {}
+    nn::Value forward(nn::Context& context, const nn::Value& input) const override {
+      const Variable y = Plain::forward(context, input.list()[0].variable());
+      return nn::List{y * input.list()[1].variable(), ops::reshape(ops::mean(y).detach(), {1})};
+    }
+    using Plain::forward;
+  };
+  for (const bool in : {true, false}) {
+    const auto step = [&](nn::Module& net, const Batch& batch) {
+      const Variable factor = in ? ops::mean(Variable(batch.images)) : Variable(full_like(batch.images, {}, 0.5f));
+      const nn::Value out = net(nn::Value(nn::List{Variable(batch.images), factor}));
+      const Variable y = out.list()[0].variable();
+      (in ? ops::mean(y) : ops::mean(y * ops::mean(out.list()[1].variable()))).backward();
+    };
+    const auto failures = try_ranks(Over::shm, 2, {}, [&](ProcessGroup& group) {
+      const Device own{DeviceKind::cpu, group.rank()};
+      Scaled model;
+      model.to(own);
+      dp::DataParallel two(model, {.devices = {own, {DeviceKind::cpu, 2 + group.rank()}}});
+      DistributedDataParallel net(two, group);
+      step(net, owned_batch(16, 0, group.rank(), 2).to(own));
+    });
+    CHECK_THAT(text_of(failures[0]), ContainsSubstring("parallel_apply: a constant among its arguments is"));
+  }
+}
+
+TEST_CASE("a sum over a rank's rows as a loss prints a warning") {
+  const Said said;
+  for (const bool divides : {true, false})
+    of_ranks<Plain>(2, [&](DistributedDataParallel& net, int rank, Device device) {
+      const Batch batch = rows_of({5, 3}, rank, 0, true).to(device);
+      const Variable sum = -ops::sum(net(batch.images));
+      (divides ? sum / 3 : sum).backward();
+      if (divides) CHECK(said.lines() == 0);
+    });
+  CHECK_THAT(said.text(), ContainsSubstring("warning: the loss is a sum over this device's rows of the batch"));
 }
 
 TEST_CASE("a function of a batch's mean that is linear trains as on one device") {

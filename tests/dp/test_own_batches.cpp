@@ -105,22 +105,22 @@ TEST_CASE("a stamped batch that is cut across its rows is weighted by what is cu
 
 namespace {
 
-/// Takes {images, labels} and gives {loss, logits}; the loss as a vector of one, if asked to.
+/// Takes {images, labels} and gives {loss, logits}; the loss as a vector of one, or a mean over the rows, if asked to.
 struct GivesLoss : nn::Module {
-  explicit GivesLoss(bool vector) : vector_(vector) {
+  explicit GivesLoss(bool vector, bool mean) : vector_(vector), mean_(mean) {
     register_module("fc", fc_);
     initialise(kSeed);
   }
   nn::Value forward(nn::Context& context, const nn::Value& input) const override {
     const Variable y = fc_.forward(context, ops::flatten(input.list()[0].variable()));
-    const Variable loss = ops::cross_entropy(y, input.list()[1].variable().value());
+    const Variable loss = mean_ ? ops::mean(y * y) : ops::cross_entropy(y, input.list()[1].variable().value());
     return nn::List{vector_ ? ops::reshape(loss, {1}) : loss, y};
   }
   Variable forward(nn::Context&, const Variable&) const override { throw UsageError("takes a list"); }
   using nn::Module::forward;
 
  private:
-  bool vector_;
+  bool vector_, mean_;
   nn::Linear fc_{784, 10};
 };
 
@@ -132,8 +132,8 @@ TEST_CASE("a module that gives its loss has the gradients of one device, by mean
     float loss;
     Values gradients;
   };
-  const auto step = [](int devices, const Batch& batch, bool vector, auto reduce) {
-    GivesLoss model(vector);
+  const auto step = [](int devices, const Batch& batch, bool vector, bool mean, auto reduce) {
+    GivesLoss model(vector, mean);
     dp::DataParallel net(model, {.devices = first_devices(DeviceKind::cpu, devices)});
     const nn::Value outputs = net(nn::Value(nn::List{Variable(batch.images), Variable(batch.labels)}));
     CHECK(outputs.list()[1].variable().shape() == Shape{batch.images.size(0), 10});
@@ -147,17 +147,20 @@ TEST_CASE("a module that gives its loss has the gradients of one device, by mean
   for (const std::int64_t rows : {16, 13, 5})
     for (const bool stamped : {true, false})
       for (int devices = 2; devices <= 8; ++devices)
-        for (std::size_t i = 0; i < std::size(reductions); ++i) {
+        for (std::size_t i = 0; i < 2 * std::size(reductions); ++i) {
+          const bool mean = i >= std::size(reductions), root = i % 4 == 3;
+          const auto& reduce = reductions[i % 4];
           Batch batch = rows_of({rows}, 0, 0, stamped);
           for (Tensor* const tensor : {&batch.images, &batch.labels})
             if (stamped) tensor->set_stamp({.global = rows, .owned = true});
           CAPTURE(rows, stamped, devices, i);
-          const bool vector = i % 2 == 0;
-          const Result expected = step(1, batch, vector, reductions[i]),
-                       got = step(devices, batch, vector, reductions[i]);
+          const bool vector = i % 2 == 0 && (!mean || rows > devices);  // else perhaps an output of each device's row
+          const Result expected = step(1, batch, vector, mean, reduce),
+                       got = step(devices, batch, vector, mean, reduce);
           CHECK(got.shape == expected.shape);
           CHECK(std::fabs(got.loss - expected.loss) <= 1e-6f * expected.loss);
-          if (stamped && i < 3) CHECK(got.gradients == expected.gradients);  // sqrt's slope is that of the loss
+          if (stamped && !mean && !root)
+            CHECK(got.gradients == expected.gradients);  // sqrt's slope is that of the loss
           check_close(got.gradients, expected.gradients);
         }
 }
