@@ -2,6 +2,7 @@
 
 #include <cmath>
 #include <cstdint>
+#include <iostream>
 #include <memory>
 #include <span>
 #include <string>
@@ -9,6 +10,7 @@
 #include <vector>
 
 #include "lib/backend/backend.h"
+#include "lib/base/environment.h"
 #include "lib/error.h"
 #include "lib/nn/layers.h"
 #include "lib/ops/ops.h"
@@ -164,6 +166,8 @@ Recurrent::Recurrent(bool lstm, std::int64_t input_size, std::int64_t hidden_siz
   require<UsageError>(input_ > 0 && hidden_ > 0 && options.num_layers > 0, name, ": ", input_, " to ", hidden_,
                       " features in ", options.num_layers, " layers, expected 1 or more");
   ops::require_probability(name, options.dropout);
+  if (options.dropout > 0 && options.num_layers == 1 && is_first_rank())
+    std::cerr << concat("warning: ", name, ": dropout is between layers, of which there is one: it has no effect\n");
   const std::int64_t gates = (lstm ? 4 : 3) * hidden_;
   const double bound = 1 / std::sqrt(static_cast<double>(hidden_));
   for (int layer = 0; layer < options.num_layers; ++layer) {

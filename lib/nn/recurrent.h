@@ -12,7 +12,7 @@ namespace duet::nn {
 struct RecurrentOptions {
   int num_layers = 1;  // each reads the output of the one before it
   bool bias = true;
-  double dropout = 0;  // of the output of each layer but the last, in training
+  double dropout = 0;  // of the output of each layer but the last, in training: a warning if there is one layer
 };
 
 /// Runs (N, L, input) -> (N, L, hidden): batch first, one direction. Parameters are weight_ih_l0, weight_hh_l0,

@@ -15,6 +15,7 @@
 #include "lib/ops/ops.h"
 #include "lib/optim/sgd.h"
 #include "tests/support/catch2.h"
+#include "tests/support/said.h"
 
 using namespace duet;
 using duet_test::Approx;
@@ -150,7 +151,10 @@ TEST_CASE("recurrent layers continue from a state, and refuse other shapes") {
   CHECK_THROWS_WITH(nn::GRU(3, 0), "GRU: 3 to 0 features in 1 layers, expected 1 or more");
 }
 
-TEST_CASE("dropout between recurrent layers has the checks of Dropout") {
+TEST_CASE("dropout between recurrent layers has the checks of Dropout, and warns if it has no effect") {
+  const duet_test::Said said;
+  for (const int layers : {1, 2}) nn::GRU(3, 5, {.num_layers = layers, .dropout = 0.5});
+  CHECK(said.text() == "warning: GRU: dropout is between layers, of which there is one: it has no effect\n");
   nn::LSTM model(3, 5, {.num_layers = 2, .dropout = 0.5});
   const CheckFinite check;
   nn::Context context = model.context();
