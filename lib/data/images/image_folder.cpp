@@ -173,7 +173,6 @@ void ImageFolder::look_at_files() {
       }
     }));
   for (std::future<void>& thread : threads) thread.get();
-  std::string first;
   std::map<unsigned, std::vector<std::int64_t>> losses;
   for (std::int64_t i = 0; i < size(); ++i) {
     const unsigned look = looks[static_cast<std::size_t>(i)];
@@ -181,13 +180,11 @@ void ImageFolder::look_at_files() {
                        ": is a link that leads nowhere, or no regular file; expected an image");
     for (unsigned loss = 1; loss <= look && look != kOther; loss *= 2)
       if ((look & loss) != 0) losses[loss].push_back(i);
-    if (look != kOther) continue;
-    if (broken_.empty()) first = path(i).string();
-    broken_.emplace(i, path(i).string() + ": is neither a JPEG nor a PNG image");
+    if (look == kOther) broken_.emplace(i, path(i).string() + ": is neither a JPEG nor a PNG image");
   }
   for (const auto& [loss, files] : losses) warn_of_losses(loss, files[0], std::ssize(files));
   if (broken_.empty()) return;
-  const std::string format = describe_file(first);
+  const std::string first = path(broken_.begin()->first).string(), format = describe_file(first);
   const std::string found =
       concat(root_.string(), ": ", broken_.size(),
              broken_.size() == 1 ? " file is neither a JPEG nor a PNG image" : " files are neither JPEG nor PNG images",
