@@ -77,6 +77,7 @@ constexpr FileFormat kArchives[] = {
     {"data.pkl"sv, "a PyTorch file (torch.save or TorchScript)", kFromTorch, kTensors},
     {".npy"sv, "a NumPy archive (.npz)", kFromArchive, kTensors},
     {"metadata.json"sv, "a Keras model (.keras)", kFromHdf5, kTensors},
+    {"/data/weights/weight_0"sv, "a program of torch.export (.pt2)", kFromExport, kTensors},
     {"archive_format"sv, "a program of torch.export (.pt2)", kFromExport, kTensors},
     {"serialized_exported_program.json"sv, "a program of torch.export (.pt2)", kFromExport, kTensors},
     {""sv, "a ZIP archive", "unpack it: unzip FILE"},

@@ -249,6 +249,7 @@ TEST_CASE("a file of another format is named, with what to do") {
       {zip("archive/data.pkl"), "a PyTorch file", "torch.load(sys.argv[1]"},
       {zip("x.npy"), "a NumPy archive (.npz)", "numpy.load(sys.argv[1])"},
       {zip("net/archive_format"), "torch.export (.pt2)", "torch.export.load(sys.argv[1])"},
+      {zip("net/data/weights/weight_0"), "torch.export (.pt2)", "torch.export.load(sys.argv[1])"},
       {zip("photos/1.jpg"), "a ZIP archive", "unzip"},
       {zip("metadata.json"), "a Keras model (.keras)", "h5py"},
       {"PK\3\4"s, "", ""},
