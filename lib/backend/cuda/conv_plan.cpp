@@ -5,6 +5,7 @@
 #include <limits>
 #include <memory>
 #include <mutex>
+#include <span>
 #include <tuple>
 #include <unordered_map>
 #include <utility>
@@ -76,16 +77,31 @@ ConvPlan::ConvPlan(cudnnHandle_t handle, const ConvKey& key) : key_(key) {
       cudnnSetConvolutionMathType(conv_.get(), key.precision == Precision::fp32 ? CUDNN_FMA_MATH : CUDNN_DEFAULT_MATH),
       op);
   switch (key.pass) {
-    case ConvPass::forward: list_forward(handle); break;
-    case ConvPass::backward_data: list_backward_data(handle); break;
-    case ConvPass::backward_weights: list_backward_weights(handle); break;
+    case ConvPass::forward:
+      keep_suitable<cudnnConvolutionFwdAlgoPerf_t>(cudnnGetConvolutionForwardAlgorithm_v7,
+                                                   cudnnGetConvolutionForwardWorkspaceSize, handle, x_, w_, y_);
+      break;
+    case ConvPass::backward_data:
+      keep_suitable<cudnnConvolutionBwdDataAlgoPerf_t>(cudnnGetConvolutionBackwardDataAlgorithm_v7,
+                                                       cudnnGetConvolutionBackwardDataWorkspaceSize, handle, w_, y_,
+                                                       x_);
+      break;
+    case ConvPass::backward_weights:
+      keep_suitable<cudnnConvolutionBwdFilterAlgoPerf_t>(cudnnGetConvolutionBackwardFilterAlgorithm_v7,
+                                                         cudnnGetConvolutionBackwardFilterWorkspaceSize, handle, x_, y_,
+                                                         w_);
+      break;
   }
 }
 
-template <class Result, class GetWorkspace>
-void ConvPlan::keep_suitable(const Result* results, int count, GetWorkspace get_workspace) {
-  for (int i = 0; i < count; ++i) {
-    const Result& result = results[i];
+template <class Result>
+void ConvPlan::keep_suitable(auto list, auto workspace_of, cudnnHandle_t handle, const auto& a, const auto& b,
+                             const auto& to) {
+  std::array<Result, kMostResults> results{};
+  int count = 0;
+  check(list(handle, a.get(), b.get(), conv_.get(), to.get(), kMostResults, &count, results.data()),
+        current_operator());
+  for (const Result& result : std::span(results).first(static_cast<std::size_t>(count))) {
     if (result.status != CUDNN_STATUS_SUCCESS || result.determinism != CUDNN_DETERMINISTIC) continue;
     if (result.memory > kMostWorkspace) continue;
     const bool fma = result.mathType == CUDNN_FMA_MATH || result.mathType == CUDNN_DEFAULT_MATH;
@@ -95,7 +111,7 @@ void ConvPlan::keep_suitable(const Result* results, int count, GetWorkspace get_
     check(cudnnSetConvolutionMathType(conv_.get(), math), current_operator());
     // The list is heuristic: an algorithm in it may not be supported, or may need more workspace than listed.
     std::size_t bytes = 0;
-    const cudnnStatus_t status = get_workspace(result.algo, &bytes);
+    const cudnnStatus_t status = workspace_of(handle, a.get(), b.get(), conv_.get(), to.get(), result.algo, &bytes);
     if (is_unsupported(status)) continue;
     check(status, current_operator());
     const Choice choice{result.algo, math, bytes};
@@ -104,41 +120,6 @@ void ConvPlan::keep_suitable(const Result* results, int count, GetWorkspace get_
   }
   require<DeviceError>(!choices_.empty(), "cuda: ", current_operator(),
                        ": cuDNN offers no repeatable algorithm for this shape");
-}
-
-void ConvPlan::list_forward(cudnnHandle_t handle) {
-  std::array<cudnnConvolutionFwdAlgoPerf_t, kMostResults> results{};
-  int count = 0;
-  check(cudnnGetConvolutionForwardAlgorithm_v7(handle, x_.get(), w_.get(), conv_.get(), y_.get(), kMostResults, &count,
-                                               results.data()),
-        current_operator());
-  keep_suitable(results.data(), count, [&](auto algorithm, std::size_t* bytes) {
-    return cudnnGetConvolutionForwardWorkspaceSize(handle, x_.get(), w_.get(), conv_.get(), y_.get(), algorithm, bytes);
-  });
-}
-
-void ConvPlan::list_backward_data(cudnnHandle_t handle) {
-  std::array<cudnnConvolutionBwdDataAlgoPerf_t, kMostResults> results{};
-  int count = 0;
-  check(cudnnGetConvolutionBackwardDataAlgorithm_v7(handle, w_.get(), y_.get(), conv_.get(), x_.get(), kMostResults,
-                                                    &count, results.data()),
-        current_operator());
-  keep_suitable(results.data(), count, [&](auto algorithm, std::size_t* bytes) {
-    return cudnnGetConvolutionBackwardDataWorkspaceSize(handle, w_.get(), y_.get(), conv_.get(), x_.get(), algorithm,
-                                                        bytes);
-  });
-}
-
-void ConvPlan::list_backward_weights(cudnnHandle_t handle) {
-  std::array<cudnnConvolutionBwdFilterAlgoPerf_t, kMostResults> results{};
-  int count = 0;
-  check(cudnnGetConvolutionBackwardFilterAlgorithm_v7(handle, x_.get(), y_.get(), conv_.get(), w_.get(), kMostResults,
-                                                      &count, results.data()),
-        current_operator());
-  keep_suitable(results.data(), count, [&](auto algorithm, std::size_t* bytes) {
-    return cudnnGetConvolutionBackwardFilterWorkspaceSize(handle, x_.get(), y_.get(), conv_.get(), w_.get(), algorithm,
-                                                          bytes);
-  });
 }
 
 cudnnStatus_t ConvPlan::try_choice(CudaDevice& device, const Choice& choice, const float* a, const float* b,

@@ -62,13 +62,10 @@ class ConvPlan {
     bool operator==(const Choice&) const = default;
   };
 
-  void list_forward(cudnnHandle_t handle);
-  void list_backward_data(cudnnHandle_t handle);
-  void list_backward_weights(cudnnHandle_t handle);
-  /// Keeps the entries of cuDNN's list that suit, the fastest by its estimate first. `get_workspace` gives the bytes
-  /// that an algorithm needs.
-  template <class Result, class GetWorkspace>
-  void keep_suitable(const Result* results, int count, GetWorkspace get_workspace);
+  /// Keeps the entries of cuDNN's list for a pass from `a` and `b` to `to` that suit, the fastest by its estimate
+  /// first.
+  template <class Result>
+  void keep_suitable(auto list, auto workspace_of, cudnnHandle_t handle, const auto& a, const auto& b, const auto& to);
   cudnnStatus_t try_choice(CudaDevice& device, const Choice& choice, const float* a, const float* b, float* result);
   /// Whether the choice could be enqueued.
   bool runs(CudaDevice& device, const Choice& choice, const float* a, const float* b, float* result);
