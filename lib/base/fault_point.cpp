@@ -32,19 +32,19 @@ struct Delay {
   }
 };
 
+/// The parts of a text between colons, of which there may be fewer than `count`.
+std::vector<std::string> fields_of(const std::string& text, std::size_t count) {
+  std::vector<std::string> fields(count);
+  std::istringstream in(text);
+  for (std::string& field : fields) std::getline(in, field, ':');
+  return fields;
+}
+
+int number_of(const std::string& text) { return parse_number<int>(text).value_or(0); }
+
 Fault fault_of(const std::string& text) {
-  std::istringstream fields(text);
-  Fault fault;
-  std::string times, signal, replacement;
-  std::getline(fields, fault.name, ':');
-  std::getline(fields, fault.rank, ':');
-  std::getline(fields, times, ':');
-  std::getline(fields, signal, ':');
-  std::getline(fields, replacement, ':');
-  fault.times = parse_number<int>(times).value_or(0);
-  fault.signal = parse_number<int>(signal).value_or(0);
-  fault.replacement = parse_number<int>(replacement).value_or(0);
-  return fault;
+  const std::vector<std::string> fields = fields_of(text, 5);
+  return {fields[0], fields[1], number_of(fields[2]), number_of(fields[3]), number_of(fields[4])};
 }
 
 /// Returns those for this process.
@@ -53,7 +53,7 @@ std::vector<Fault>& faults() {
     std::vector<Fault> found;
     const std::string restarts = variable("TORCHELASTIC_RESTART_COUNT");
     if (!restarts.empty() && restarts != "0") return found;
-    const int replacement = parse_number<int>(variable("DUET_REPLACEMENT")).value_or(0);
+    const int replacement = number_of(variable("DUET_REPLACEMENT"));
     std::istringstream text(variable("DUET_FAULT"));
     for (std::string one; std::getline(text, one, ',');)
       if (const Fault fault = fault_of(one); fault.rank == variable("RANK") && fault.replacement == replacement)
@@ -65,12 +65,8 @@ std::vector<Fault>& faults() {
 
 const Delay& delay() {
   static const Delay wanted = [] {
-    std::istringstream text(variable("DUET_DELAY"));
-    std::string name, rank, time;
-    std::getline(text, name, ':');
-    std::getline(text, rank, ':');
-    std::getline(text, time, ':');
-    return Delay{name, rank, std::chrono::microseconds(parse_number<int>(time).value_or(0))};
+    const std::vector<std::string> fields = fields_of(variable("DUET_DELAY"), 3);
+    return Delay{fields[0], fields[1], std::chrono::microseconds(number_of(fields[2]))};
   }();
   return wanted;
 }
