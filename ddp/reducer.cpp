@@ -31,25 +31,14 @@ Open& open_bucket(std::vector<Open>& list, const BucketItem& item) {
   return list.back();
 }
 
-void check_order(std::span<const std::size_t> order, std::size_t count) {
-  std::vector<std::size_t> sorted(order.begin(), order.end());
-  std::sort(sorted.begin(), sorted.end());
-  bool permutation = sorted.size() == count;
-  for (std::size_t i = 0; permutation && i < count; ++i) permutation = sorted[i] == i;
-  require<UsageError>(permutation, "the order of bucket items is no permutation of ", count, " items");
-}
-
 }  // namespace
 
 std::vector<BucketAssignment> compute_bucket_assignment_by_size(std::span<const BucketItem> items,
-                                                                std::span<const std::size_t> limits,
-                                                                std::span<const std::size_t> order) {
+                                                                std::span<const std::size_t> limits) {
   require<UsageError>(!limits.empty(), "buckets need at least one size limit");
-  if (!order.empty()) check_order(order, items.size());
   std::vector<Open> list;
   std::vector<BucketAssignment> buckets;
-  for (std::size_t i = 0; i < items.size(); ++i) {
-    const std::size_t item = order.empty() ? i : order[i];
+  for (std::size_t item = 0; item < items.size(); ++item) {
     Open& open = open_bucket(list, items[item]);
     open.items.push_back(item);
     open.bytes += items[item].bytes;
@@ -63,11 +52,8 @@ std::vector<BucketAssignment> compute_bucket_assignment_by_size(std::span<const 
   for (Open& open : list) {
     if (!open.items.empty()) buckets.push_back({std::move(open.items), limits[open.next_limit]});
   }
-  if (order.empty()) {
-    std::sort(buckets.begin(), buckets.end(), [](const BucketAssignment& a, const BucketAssignment& b) {
-      return *std::min_element(a.items.begin(), a.items.end()) < *std::min_element(b.items.begin(), b.items.end());
-    });
-  }
+  std::sort(buckets.begin(), buckets.end(),
+            [](const BucketAssignment& a, const BucketAssignment& b) { return a.items.front() < b.items.front(); });
   return buckets;
 }
 

@@ -30,13 +30,10 @@ struct BucketAssignment {
 inline constexpr std::size_t kBucketLimits[] = {std::size_t{1} << 20, std::size_t{25} << 20};
 
 /// Adds items to the open bucket of their dtype and device and closes it once it holds at least the limit; each dtype
-/// and device goes through `limits` on its own, and the last limit repeats. With an `order` (a permutation, such as
-/// that of the gradients' arrival) items are taken in it and buckets stay in the order in which they closed; without
-/// one, buckets are sorted by their lowest item. Throws UsageError without limits or for an order that is no
-/// permutation.
+/// and device goes through `limits` on its own, and the last limit repeats. Buckets are sorted by their lowest item.
+/// Throws UsageError without limits.
 std::vector<BucketAssignment> compute_bucket_assignment_by_size(std::span<const BucketItem> items,
-                                                                std::span<const std::size_t> limits,
-                                                                std::span<const std::size_t> order = {});
+                                                                std::span<const std::size_t> limits);
 
 /// One gradient: a run of a flat buffer.
 struct ReducerSlot {

@@ -28,16 +28,14 @@ std::vector<BucketItem> floats(const std::vector<std::size_t>& counts) {
   return items;
 }
 
-std::vector<Indices> assign(const std::vector<BucketItem>& items, const std::vector<std::size_t>& limits,
-                            const Indices& order = {}) {
+std::vector<Indices> assign(const std::vector<BucketItem>& items, const std::vector<std::size_t>& limits) {
   std::vector<Indices> buckets;
-  for (BucketAssignment& bucket : compute_bucket_assignment_by_size(items, limits, order))
-    buckets.push_back(bucket.items);
+  for (BucketAssignment& bucket : compute_bucket_assignment_by_size(items, limits)) buckets.push_back(bucket.items);
   return buckets;
 }
 
-// SimpleCNN in registration order: conv1, conv2, fc1, fc2, weight before bias.
-const std::vector<std::size_t> kSimpleCnn = {288, 32, 18432, 64, 401408, 128, 1280, 10};
+// SimpleCNN in the order of the gradients' arrival: fc2 and fc1, bias before weight, then conv2 and conv1.
+const std::vector<std::size_t> kSimpleCnn = {10, 1280, 128, 401408, 18432, 64, 288, 32};
 
 /// Records what is sent, in order.
 class RecordingGroup final : public ProcessGroup {
@@ -86,15 +84,14 @@ TEST_CASE("bucket tables of PyTorch") {
 
 TEST_CASE("bucket tables of SimpleCNN") {
   const auto items = floats(kSimpleCnn);
-  const Indices arrival = {7, 6, 5, 4, 2, 3, 0, 1};
-  const auto buckets = compute_bucket_assignment_by_size(items, kBucketLimits, arrival);
+  const auto buckets = compute_bucket_assignment_by_size(items, kBucketLimits);
   const auto bytes = [&](const Indices& bucket) {
     return std::accumulate(bucket.begin(), bucket.end(), std::size_t{0},
                            [&](std::size_t sum, std::size_t i) { return sum + items[i].bytes; });
   };
   REQUIRE(buckets.size() == 2);
-  CHECK(buckets[0].items == Indices{7, 6, 5, 4});
-  CHECK(buckets[1].items == Indices{2, 3, 0, 1});
+  CHECK(buckets[0].items == Indices{0, 1, 2, 3});
+  CHECK(buckets[1].items == Indices{4, 5, 6, 7});
   CHECK(bytes(buckets[0].items) == 1611304);
   CHECK(bytes(buckets[1].items) == 75264);
   const auto one = compute_bucket_assignment_by_size(items, std::vector<std::size_t>{std::size_t{1} << 40});
@@ -107,8 +104,6 @@ TEST_CASE("buckets: edge cases") {
   CHECK(assign(floats({0, 1}), {4}) == std::vector<Indices>{{0, 1}});
   CHECK(assign(floats({1, 1}), {0}) == std::vector<Indices>{{0}, {1}});
   CHECK_THROWS_AS(assign(floats({1}), {}), UsageError);
-  CHECK_THROWS_AS(assign(floats({1, 1}), {4}, {0, 0}), UsageError);
-  CHECK_THROWS_AS(assign(floats({1, 1}), {4}, {0}), UsageError);
   // Other devices, other buckets.
   const std::vector<BucketItem> devices = {{4, DType::f32, parse_device("cpu:0")},
                                            {4, DType::f32, parse_device("cpu:1")}};
