@@ -33,27 +33,25 @@ Open& open_bucket(std::vector<Open>& list, const BucketItem& item) {
 
 }  // namespace
 
-std::vector<BucketAssignment> compute_bucket_assignment_by_size(std::span<const BucketItem> items,
-                                                                std::span<const std::size_t> limits) {
+std::vector<std::vector<std::size_t>> compute_bucket_assignment_by_size(std::span<const BucketItem> items,
+                                                                        std::span<const std::size_t> limits) {
   require<UsageError>(!limits.empty(), "buckets need at least one size limit");
   std::vector<Open> list;
-  std::vector<BucketAssignment> buckets;
+  std::vector<std::vector<std::size_t>> buckets;
   for (std::size_t item = 0; item < items.size(); ++item) {
     Open& open = open_bucket(list, items[item]);
     open.items.push_back(item);
     open.bytes += items[item].bytes;
-    const std::size_t limit = limits[open.next_limit];
-    if (open.bytes < limit) continue;
-    buckets.push_back({std::move(open.items), limit});
+    if (open.bytes < limits[open.next_limit]) continue;
+    buckets.push_back(std::move(open.items));
     open.items.clear();
     open.bytes = 0;
     open.next_limit = std::min(open.next_limit + 1, limits.size() - 1);
   }
   for (Open& open : list) {
-    if (!open.items.empty()) buckets.push_back({std::move(open.items), limits[open.next_limit]});
+    if (!open.items.empty()) buckets.push_back(std::move(open.items));
   }
-  std::sort(buckets.begin(), buckets.end(),
-            [](const BucketAssignment& a, const BucketAssignment& b) { return a.items.front() < b.items.front(); });
+  std::sort(buckets.begin(), buckets.end());
   return buckets;
 }
 
@@ -90,8 +88,7 @@ Reducer::Reducer(ProcessGroup& group, std::vector<ReducerSlot> slots, const Redu
   std::vector<BucketItem> items;
   for (const ReducerSlot& slot : slots_)
     items.push_back({static_cast<std::size_t>(end_of(slot) - begin_of(slot)), slot.dtype, slot.device});
-  for (const BucketAssignment& bucket : compute_bucket_assignment_by_size(items, options_.bucket_limits))
-    add_bucket(bucket.items);
+  for (const auto& bucket : compute_bucket_assignment_by_size(items, options_.bucket_limits)) add_bucket(bucket);
   // Slots of several dtypes may interleave; all ranks must agree on the order of sending.
   std::sort(buckets_.begin(), buckets_.end(), [](const Bucket& a, const Bucket& b) { return a.first < b.first; });
   for (std::size_t b = 0; b < buckets_.size(); ++b) {

@@ -21,19 +21,14 @@ struct BucketItem {
   Device device{};
 };
 
-struct BucketAssignment {
-  std::vector<std::size_t> items;
-  std::size_t limit_bytes = 0;  // the limit that it was closed by, or would have been
-};
-
 /// PyTorch's limits where the user sets none: a small first bucket, so that communication starts early.
 inline constexpr std::size_t kBucketLimits[] = {std::size_t{1} << 20, std::size_t{25} << 20};
 
-/// Adds items to the open bucket of their dtype and device and closes it once it holds at least the limit; each dtype
-/// and device goes through `limits` on its own, and the last limit repeats. Buckets are sorted by their lowest item.
-/// Throws UsageError without limits.
-std::vector<BucketAssignment> compute_bucket_assignment_by_size(std::span<const BucketItem> items,
-                                                                std::span<const std::size_t> limits);
+/// The items of each bucket. Adds items to the open bucket of their dtype and device and closes it once it holds at
+/// least the limit; each dtype and device goes through `limits` on its own, and the last limit repeats. Buckets are
+/// sorted by their lowest item. Throws UsageError without limits.
+std::vector<std::vector<std::size_t>> compute_bucket_assignment_by_size(std::span<const BucketItem> items,
+                                                                        std::span<const std::size_t> limits);
 
 /// One gradient: a run of a flat buffer.
 struct ReducerSlot {
