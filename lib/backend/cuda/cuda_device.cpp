@@ -58,8 +58,6 @@ void require_no_override(Precision precision) {
 
 CudaDevice::CudaDevice(const Settings& settings, Device device) : settings_(settings), device_(device) {
   activate();
-  check(cudaDeviceGetAttribute(&multiprocessors_, cudaDevAttrMultiProcessorCount, physical()),
-        "cudaDeviceGetAttribute");
   int least = 0, greatest = 0;
   check(cudaDeviceGetStreamPriorityRange(&least, &greatest), "cudaDeviceGetStreamPriorityRange");
   for (Lane* const lane : {&main_, &branch_})

@@ -50,7 +50,6 @@ class CudaDevice {
   Device device() const { return device_; }
   /// The GPU's number.
   int physical() const { return device_.index; }
-  int multiprocessors() const { return multiprocessors_; }
   /// The compute stream; everything of this device is ordered on it. For a thread inside of a branch: the branch's.
   cudaStream_t stream() const { return in_branch() ? branch_.stream : main_.stream; }
   /// Calls branch(), then rest(): neither may use what the other enqueues, or memory that the other releases and did
@@ -119,7 +118,6 @@ class CudaDevice {
 
   const Settings& settings_;
   const Device device_;
-  int multiprocessors_ = 0;
   Lane main_, branch_;
   // Shared only because their types are not known here.
   std::shared_ptr<DeviceMemory> memory_;

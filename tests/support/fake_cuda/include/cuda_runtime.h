@@ -71,7 +71,6 @@ enum cudaStreamCaptureStatus {
   cudaStreamCaptureStatusInvalidated
 };
 enum cudaDeviceAttr {
-  cudaDevAttrMultiProcessorCount = 16,
   cudaDevAttrPciBusId = 33,
   cudaDevAttrPciDeviceId = 34,
   cudaDevAttrPciDomainId = 50
