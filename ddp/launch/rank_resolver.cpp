@@ -6,12 +6,12 @@
 #include <cstddef>
 #include <cstdlib>
 #include <exception>
-#include <fstream>
 #include <iterator>
 #include <locale>
 #include <sstream>
 #include <vector>
 
+#include "lib/base/environment.h"
 #include "lib/error.h"
 #include "lib/parse_number.h"
 
@@ -218,9 +218,7 @@ class Resolver {
   /// The process manager that has started all ranks of this host.
   static std::string parent_name() {
     const pid_t parent = ::getppid();
-    std::ifstream file(concat("/proc/", parent, "/stat"));
-    std::string text;
-    std::getline(file, text);
+    const std::string text = first_line(concat("/proc/", parent, "/stat"));
     std::istringstream fields(text.substr(std::min(text.size(), text.rfind(')') + 1)));
     std::string field;
     for (int i = 3; i <= 22 && fields >> field; ++i) {  // the 22nd: when it was started

@@ -1,7 +1,8 @@
-// The environment of this process.
+// The environment of this process: variables, and files of the system.
 #pragma once
 
 #include <cstdlib>
+#include <fstream>
 #include <optional>
 #include <string>
 
@@ -20,6 +21,14 @@ inline bool is_first_rank() {
                                  "JSM_NAMESPACE_RANK", "FLUX_TASK_RANK", "SLURM_PROCID"})
     if (const auto rank = environment_variable(name)) return *rank == "0";
   return true;
+}
+
+/// The first line of a file; empty if it cannot be read.
+inline std::string first_line(const std::string& path) {
+  std::string line;
+  std::ifstream file(path);
+  std::getline(file, line);
+  return line;
 }
 
 }  // namespace duet

@@ -21,6 +21,7 @@
 #include <string_view>
 #include <utility>
 
+#include "lib/base/environment.h"
 #include "lib/base/text.h"
 #include "lib/error.h"
 
@@ -221,14 +222,6 @@ void ThreadPool::serve(int worker) {
 
 namespace {
 
-/// The first line of a file; empty if it cannot be read.
-std::string line_of(const std::string& path) {
-  std::string line;
-  std::ifstream file(path);
-  std::getline(file, line);
-  return line;
-}
-
 /// The control group of this process, or one above it, that is full; empty if none is.
 std::string full_control_group() {
   std::ifstream groups("/proc/self/cgroup");
@@ -238,7 +231,7 @@ std::string full_control_group() {
     if (!controller.empty() && controller != "pids") continue;
     const std::string root = controller.empty() ? "/sys/fs/cgroup" : "/sys/fs/cgroup/pids";
     for (std::string group = line.substr(path);; group.erase(group.rfind('/'))) {
-      const std::string most = line_of(root + group + "/pids.max"), now = line_of(root + group + "/pids.current");
+      const std::string most = first_line(root + group + "/pids.max"), now = first_line(root + group + "/pids.current");
       if (!most.empty() && most != "max" && !now.empty() && std::stoll(now) >= std::stoll(most))
         return concat("the control group ", group.empty() ? "/" : group, " has reached its pids.max of ", most);
       if (group.rfind('/') == std::string::npos) break;
@@ -266,7 +259,7 @@ std::size_t address_space_for_one_more() {
 
 /// Whether the kernel does not apply RLIMIT_NPROC: to root, but not to root of a user namespace.
 bool is_machine_root() {
-  std::istringstream users(line_of("/proc/self/uid_map"));
+  std::istringstream users(first_line("/proc/self/uid_map"));
   uid_t inside = 1, outside = 1;
   return ::getuid() == 0 && users >> inside >> outside && inside == 0 && outside == 0;
 }
@@ -281,8 +274,8 @@ std::string which_thread_limit() {
     return concat("the address space is limited to ", limit.rlim_cur / 1024, " KiB (ulimit -v)");
   if (!is_machine_root() && ::getrlimit(RLIMIT_NPROC, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY)
     return concat("this user may have ", limit.rlim_cur, " processes and threads (ulimit -u)");
-  return concat("memory is short, or the machine's ", line_of("/proc/sys/kernel/threads-max"),
-                " threads (kernel.threads-max) or ", line_of("/proc/sys/kernel/pid_max"),
+  return concat("memory is short, or the machine's ", first_line("/proc/sys/kernel/threads-max"),
+                " threads (kernel.threads-max) or ", first_line("/proc/sys/kernel/pid_max"),
                 " process numbers (kernel.pid_max) are used up");
 }
 

@@ -15,6 +15,7 @@
 #include "ddp/transport/modules.h"
 #include "lib/backend/backend.h"
 #include "lib/backend/devices.h"
+#include "lib/base/environment.h"
 #include "lib/base/threads.h"
 #include "lib/error.h"
 #include "lib/parse_number.h"
@@ -32,14 +33,6 @@ std::string proc_value(const char* file, const std::string& key) {
     return begin == std::string::npos ? "" : line.substr(begin);
   }
   return "";
-}
-
-/// Empty where there is no such file.
-std::string first_line(const std::filesystem::path& file) {
-  std::ifstream in(file);
-  std::string line;
-  std::getline(in, line);
-  return line;
 }
 
 int count_of(DeviceKind kind) {
