@@ -238,6 +238,10 @@ PooledVector<nn::Value> parallel_apply(const std::shared_ptr<Replicas>& replicas
   for (std::size_t i = 0; i < outputs.size(); ++i) {
     for_each_tensor(outputs[i], [&](const Variable& y) {
       outputs_of[i].push_back(y);
+      // What is done to such rows behind the replicas is not known.
+      const unsigned of_y = y.requires_grad() && y.value().count() != 1 ? y.edge().kinds() : 0;
+      if ((of_y & (kBatchMean | kShifted)) != 0)
+        y.edge().node->set_kinds(of_y | ((of_y & kShifted) != 0 ? kCut : kCurved));
       unsigned kind = y.requires_grad() ? y.edge().normalisers() : unsigned{kOwnRows};
       if (y.requires_grad()) kind |= y.edge().kinds() & kOfMeans;
       kind |= (!y.requires_grad() && y.of_batch_mean() ? kShifted : 0u) | (of_mean ? kCut : 0u);

@@ -126,6 +126,25 @@ struct GivesLoss : nn::Module {
 
 }  // namespace
 
+TEST_CASE("a module that gives rows around a mean of each device's rows is refused in the replicas") {
+  struct Centred : Plain {
+    explicit Centred(bool detaches) : Plain(kSeed), cuts(detaches) {}
+    Variable forward(nn::Context& context, const Variable& x) const override {
+      const Variable y = Plain::forward(context, x), mean = ops::mean(y, {0});
+      return y - (cuts ? mean.detach() : mean);
+    }
+    using Plain::forward;
+    bool cuts;
+  };
+  for (const bool cuts : {true, false}) {
+    Centred model(cuts);
+    dp::DataParallel net(model, {.devices = first_devices(DeviceKind::cpu, 2)});
+    const Variable y = net(rows_of({8}, 0, 0, true).images);
+    CHECK_THROWS_WITH(ops::mean(y * y).backward(),
+                      ContainsSubstring(cuts ? "sub: a constant" : "sub: its argument is the result of mean"));
+  }
+}
+
 TEST_CASE("a module that gives its loss has the gradients of one device, by mean(), by sum() or as it is") {
   struct Result {
     Shape shape;
