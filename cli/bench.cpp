@@ -9,7 +9,6 @@
 #include <functional>
 #include <iterator>
 #include <optional>
-#include <ratio>
 #include <set>
 #include <span>
 #include <string>

@@ -1,7 +1,6 @@
 #include "cli/share.h"
 
 #include <pwd.h>
-#include <sys/types.h>
 #include <unistd.h>
 
 #include <algorithm>

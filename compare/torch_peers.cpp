@@ -1,7 +1,6 @@
 #include "compare/torch_peers.h"
 
 #include <algorithm>
-#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <set>

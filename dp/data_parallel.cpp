@@ -2,8 +2,6 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <utility>
-#include <vector>
 
 #include "dp/parallel_apply.h"
 #include "dp/scatter_gather.h"

@@ -1,7 +1,6 @@
 #include "lib/blocks.h"
 
 #include <algorithm>
-#include <cstddef>
 
 namespace duet {
 

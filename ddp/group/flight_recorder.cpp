@@ -7,9 +7,7 @@
 
 #include <algorithm>
 #include <bit>
-#include <cstring>
 #include <filesystem>
-#include <new>
 #include <span>
 #include <system_error>
 #include <tuple>

@@ -7,7 +7,6 @@
 #include <algorithm>
 #include <cstdint>
 #include <fstream>
-#include <ios>
 #include <map>
 #include <set>
 #include <string_view>

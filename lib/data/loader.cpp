@@ -8,7 +8,6 @@
 #include <functional>
 #include <iostream>
 #include <mutex>
-#include <optional>
 #include <thread>
 #include <utility>
 #include <vector>

@@ -1,10 +1,8 @@
 // Batch norm. Sums are in double, by blocks of rows and then the tree, so that several devices get the bits of one.
-#include <algorithm>
 #include <array>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
-#include <span>
 
 #include "lib/backend/cpu/cpu_backend.h"
 #include "lib/backend/cpu/cpu_device.h"

@@ -3,11 +3,9 @@
 #include <dlfcn.h>
 #include <nccl.h>
 
-#include <algorithm>
 #include <array>
 #include <memory>
 #include <string>
-#include <utility>
 
 #include "lib/backend/cuda/cuda_recorder.h"
 #include "lib/backend/cuda/memory.h"

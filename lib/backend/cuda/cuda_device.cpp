@@ -1,7 +1,5 @@
 #include "lib/backend/cuda/cuda_device.h"
 
-#include <algorithm>
-#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <span>
