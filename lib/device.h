@@ -4,7 +4,6 @@
 #include <compare>
 #include <iosfwd>
 #include <string>
-#include <string_view>
 #include <vector>
 
 namespace duet {
@@ -25,9 +24,6 @@ struct Device {
 
 const char* name(DeviceKind kind);
 std::ostream& operator<<(std::ostream& out, const Device& device);
-
-/// Reads "cpu" (= cpu:0), "cpu:3", "cuda:0.1". Throws UsageError that quotes the text.
-Device parse_device(std::string_view text);
 
 /// The first `count` devices of a kind: cpu:0 .. cpu:count-1. Throws UsageError unless 1 <= count <= 1024.
 std::vector<Device> first_devices(DeviceKind kind, int count);

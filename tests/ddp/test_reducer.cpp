@@ -98,8 +98,8 @@ TEST_CASE("buckets: edge cases") {
   CHECK(assign(floats({1, 1}), {0}) == std::vector<Indices>{{0}, {1}});
   CHECK_THROWS_AS(assign(floats({1}), {}), UsageError);
   // Other devices, other buckets.
-  const std::vector<BucketItem> devices = {{4, DType::f32, parse_device("cpu:0")},
-                                           {4, DType::f32, parse_device("cpu:1")}};
+  const std::vector<BucketItem> devices = {{4, DType::f32, {DeviceKind::cpu, 0}},
+                                           {4, DType::f32, {DeviceKind::cpu, 1}}};
   CHECK(assign(devices, {8}) == std::vector<Indices>{{0}, {1}});
 }
 

@@ -139,11 +139,9 @@ TEST_CASE("LibTorch: what a replica throws names it and its device") {
 TEST_CASE("LibTorch: misuse of DataParallel is an error") {
   const auto make = [] { return make_with_values<SimpleCnn>(); };
   CHECK_THROWS_AS(DataParallel(make, {}), duet::UsageError);
-  CHECK_THAT(error_of([&] {
-               DataParallel(make, {duet::parse_device("cpu:1"), duet::parse_device("cpu:1")});
-             }),
-             ContainsSubstring("cpu:1 is named twice"));
-  CHECK_THROWS_AS(DataParallel(make, {duet::parse_device("cuda:0")}), duet::DeviceError);
+  const duet::Device second{duet::DeviceKind::cpu, 1};
+  CHECK_THAT(error_of([&] { DataParallel(make, {second, second}); }), ContainsSubstring("cpu:1 is named twice"));
+  CHECK_THROWS_AS(DataParallel(make, {duet::Device{duet::DeviceKind::cuda}}), duet::DeviceError);
   int made = 0;
   CHECK_THAT(error_of([&] { DataParallel([&] { return nn::Linear(2, ++made); }, cpus(2)); }),
              ContainsSubstring("replica 1 has weight [2, 2] Float where the module has weight [1, 2] Float"));
