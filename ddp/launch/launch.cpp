@@ -7,8 +7,6 @@
 #include <algorithm>
 #include <chrono>
 #include <cstddef>
-#include <exception>
-#include <fstream>
 #include <list>
 #include <memory>
 #include <optional>

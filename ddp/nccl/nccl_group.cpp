@@ -3,7 +3,6 @@
 #include <nccl.h>
 
 #include <cstddef>
-#include <exception>
 #include <memory>
 #include <string>
 #include <utility>

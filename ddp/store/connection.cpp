@@ -9,7 +9,6 @@
 #include <cerrno>
 #include <chrono>
 #include <exception>
-#include <new>
 #include <span>
 
 #include "ddp/store/secret.h"

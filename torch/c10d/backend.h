@@ -24,7 +24,6 @@
 #include "torch/c10d/call.h"
 #include "torch/c10d/call_queue.h"
 #include "torch/c10d/errors.h"
-#include "torch/c10d/monitored_barrier.h"
 #include "torch/c10d/store.h"
 #include "torch/c10d/work.h"
 
@@ -217,21 +216,17 @@ class C10dBackend final : public c10d::Backend {
     return start(c10d::OpType::BARRIER, "duet:barrier", options.timeout,
                  [&](C10dCall& call) { call.add([](ddp::ProcessGroup& group) { return group.barrier(); }); });
   }
-  /// Works as ProcessGroupGloo's; the group goes on after an error.
-  void monitoredBarrier(const c10d::BarrierOptions& options, bool wait_all_ranks) override {
+  /// Names all ranks that don't come, on each rank that waits; the group continues after the error.
+  void monitoredBarrier(const c10d::BarrierOptions& options, bool /*wait_all_ranks*/) override {
     with_torch_errors([&] {
-      std::shared_ptr<ddp::Store> store;
-      std::uint64_t number = 0;
-      {
+      const auto group = [&] {
         const std::lock_guard lock(mutex_);
-        require<UsageError>(group_ != nullptr, "duet:monitored_barrier: the process group has been shut down");
-        store = group_->store();
-        number = monitored_barriers_++;
-      }
-      if (size_ == 1) return;
+        return group_;
+      }();
+      require<UsageError>(group != nullptr, "duet:monitored_barrier: the process group has been shut down");
+      const auto store = group->store();
       require<UsageError>(store != nullptr, "duet:monitored_barrier: the process group has no store");
-      const auto timeout = options.timeout < kNoTimeout ? store->timeout() : options.timeout;
-      monitored_barrier(*store, rank_, size_, number, timeout, wait_all_ranks);
+      group->monitored_barrier(options.timeout < kNoTimeout ? store->timeout() : options.timeout);
     });
   }
 
@@ -321,9 +316,8 @@ class C10dBackend final : public c10d::Backend {
   }
 
   std::mutex mutex_;  // guards what follows
-  std::unique_ptr<ddp::ProcessGroup> group_;
+  std::shared_ptr<ddp::ProcessGroup> group_;
   std::vector<c10::intrusive_ptr<C10dWork>> in_flight_;  // their tensors are in use
-  std::uint64_t monitored_barriers_ = 0;
   std::atomic<std::uint64_t> collectives_{0};
   const std::shared_ptr<CallQueue> queue_ = std::make_shared<CallQueue>();
 };

@@ -1,6 +1,5 @@
 // A picture as SVG, for documents: rows of horizontal bars with their marks, as report.js draws them.
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <string>
 

@@ -4,7 +4,6 @@
 #include <cmath>
 #include <cstddef>
 #include <limits>
-#include <string>
 
 #include "lib/base/sha256.h"
 #include "lib/error.h"

@@ -10,7 +10,6 @@
 #include <future>
 #include <iostream>
 #include <iterator>
-#include <memory>
 #include <string_view>
 #include <system_error>
 #include <utility>
