@@ -38,6 +38,7 @@ class C10dStore final : public ddp::Store {
  private:
   std::vector<std::string> answer(ddp::StoreOp op, const std::vector<std::string>& in, ddp::Milliseconds timeout) {
     using ddp::StoreOp;
+    std::vector<std::string> values;
     switch (op) {
       case StoreOp::set:
       case StoreOp::post:
@@ -45,19 +46,17 @@ class C10dStore final : public ddp::Store {
         return {};
       case StoreOp::wait: await(in, timeout); return {};
       case StoreOp::get:
-      case StoreOp::take: {
+      case StoreOp::take:
         await(in, timeout);
-        std::vector<std::string> values;
         for (const std::string& key : in) values.push_back(store_->get_to_str(key));
         for (std::size_t i = 0; op == StoreOp::take && i < in.size(); ++i) store_->deleteKey(in[i]);
         return values;
-      }
       case StoreOp::add: return {std::to_string(store_->add(in.at(0), std::stoll(in.at(1))))};
       case StoreOp::check: return {store_->check(in) ? "1" : "0"};
       case StoreOp::compare_set:
         for (std::size_t i = 0; i < in.size(); i += 3)
-          out.push_back(store_->compareSet(in.at(i), in.at(i + 1), in.at(i + 2)));
-        return out;
+          values.push_back(store_->compareSet(in.at(i), in.at(i + 1), in.at(i + 2)));
+        return values;
       case StoreOp::erase: return {store_->deleteKey(in.at(0)) ? "1" : "0"};
       case StoreOp::count: return {std::to_string(store_->getNumKeys())};
       case StoreOp::erase_prefix: return {"0"};  // PyTorch's stores cannot list their keys
