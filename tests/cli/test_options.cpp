@@ -16,6 +16,22 @@ using namespace duet::cli;
 using duet_test::complaint;
 using duet_test::printed;
 
+namespace {
+
+const std::vector<std::vector<std::string>> kCommands = {
+    {}, {"compare"}, {"show"}, {"predict"}, {"train"}, {"launch"}, {"bench"}, {"bench", "all_reduce"}, {"info"}};
+
+std::string help_of(std::vector<std::string> command, const char* flag = "--help") {
+  command.emplace_back(flag);
+  return printed(command);
+}
+
+void check_contains(const std::string& text, const std::vector<std::string>& parts) {
+  for (const std::string& part : parts) CHECK_THAT(text, duet_test::ContainsSubstring(part));
+}
+
+}  // namespace
+
 TEST_CASE("defaults are the tutorial's") {
   const auto train = std::get<TrainOptions>(parse({"train"}));
   CHECK(train.mode == Mode::single);
@@ -345,58 +361,42 @@ TEST_CASE("wrong options are named in one line") {
 }
 
 TEST_CASE("help names every option with its default") {
-  const std::string compare = printed({"compare", "--help"});
-  for (const char* option : {"--modes",   "--devices",     "--device", "--threads-per-device",
-                             "--data",    "--download",    "--epochs", "--batch",
-                             "--lr",      "--momentum",    "--seed",   "--time-budget",
-                             "--out",     "--quiet",       "--json",   "--train-images",
-                             "--share",   "--test-images", "--compat", "--model",
-                             "--scaling", "128",           "1234",     "0.01",
-                             "0.5",       "1,2,4,8 up"}) {
-    INFO(option);
-    CHECK_THAT(compare, duet_test::ContainsSubstring(option));
-  }
-  const std::string train = printed({"train", "--help"});
-  for (const char* option : {"--mode", "--checkpoint", "--checkpoint-every", "--resume", "--result", "--fingerprints",
-                             "--replicas", "--loss"}) {
-    INFO(option);
-    CHECK_THAT(train, duet_test::ContainsSubstring(option));
-  }
-  const std::string launch = printed({"launch", "--help"});
-  for (const char* option : {"--nproc-per-node", "--nnodes", "--node-rank", "--rdzv-endpoint", "--master-addr",
-                             "--master-port", "--standalone", "--max-restarts", "--log-dir", "--redirects", "--tee",
-                             "--no-pin", "--port-range", "--grace", "--stop-limit", "--verbose", "seconds", "29500"}) {
-    INFO(option);
-    CHECK_THAT(launch, duet_test::ContainsSubstring(option));
-  }
+  const std::string compare = help_of({"compare"}), train = help_of({"train"});
+  check_contains(compare, {"--modes",   "--devices",     "--device", "--threads-per-device",
+                           "--data",    "--download",    "--epochs", "--batch",
+                           "--lr",      "--momentum",    "--seed",   "--time-budget",
+                           "--out",     "--quiet",       "--json",   "--train-images",
+                           "--share",   "--test-images", "--compat", "--model",
+                           "--scaling", "128",           "1234",     "0.01",
+                           "0.5",       "1,2,4,8 up"});
+  check_contains(train, {"--mode", "--checkpoint", "--checkpoint-every", "--resume", "--result", "--fingerprints",
+                         "--replicas", "--loss"});
+  check_contains(help_of({"launch"}),
+                 {"--nproc-per-node", "--nnodes", "--node-rank", "--rdzv-endpoint", "--master-addr", "--master-port",
+                  "--standalone", "--max-restarts", "--log-dir", "--redirects", "--tee", "--no-pin", "--port-range",
+                  "--grace", "--stop-limit", "--verbose", "seconds", "29500"});
   for (const char* hidden : {"--bursts", "--untrained", "--copies", "--libtorch"}) {
     INFO(hidden);
     CHECK(compare.find(hidden) == std::string::npos);
     CHECK(train.find(hidden) == std::string::npos);
   }
-  const std::string predict = printed({"predict", "--help"});
-  for (const char* option : {"--devices", "1..8", "--hosts", "--link", "--latency-us", "--gbit", "--algorithm",
-                             "--mode", "--batch", "--scaling", "strong", "--json", "--out", "--links"}) {
-    INFO(option);
-    CHECK_THAT(predict, duet_test::ContainsSubstring(option));
-  }
-  CHECK_THAT(printed({"--help"}), duet_test::ContainsSubstring("compare"));
+  check_contains(help_of({"predict"}),
+                 {"--devices", "1..8", "--hosts", "--link", "--latency-us", "--gbit", "--algorithm", "--mode",
+                  "--batch", "--scaling", "strong", "--json", "--out", "--links"});
+  check_contains(help_of({}), {"compare"});
   CHECK(printed({"--version"}) == "duet " DUET_VERSION "\n");
 }
 
 TEST_CASE("help has at most 80 columns, and options in groups") {
-  const std::vector<std::vector<std::string>> commands = {
-      {}, {"compare"}, {"show"}, {"predict"}, {"train"}, {"launch"}, {"bench"}, {"bench", "all_reduce"}, {"info"}};
-  for (std::vector<std::string> command : commands) {
-    command.emplace_back("--help");
-    std::istringstream help(printed(command));
+  for (const std::vector<std::string>& command : kCommands) {
+    std::istringstream help(help_of(command));
     for (std::string line; std::getline(help, line);) {
       INFO(line);
       CHECK(width(line) <= 80);
     }
   }
   const auto groups_of = [](const std::string& command) {
-    std::istringstream help(printed({command, "--help"}));
+    std::istringstream help(help_of({command}));
     std::vector<std::string> groups;
     for (std::string line; std::getline(help, line);)
       if (line.ends_with(':') && line[0] != ' ') groups.push_back(line);
@@ -406,7 +406,7 @@ TEST_CASE("help has at most 80 columns, and options in groups") {
   CHECK(groups_of("train") == all);
   CHECK(groups_of("compare") == all);
   CHECK(groups_of("launch") == std::vector<std::string>{"Positionals:", "Common:", "Ranks:", "Files:"});
-  const std::string train = printed({"train", "--help"});
+  const std::string train = help_of({"train"});
   const auto group_of = [&](const std::string& option) {
     const std::size_t title = train.rfind("\n\n", train.find("\n  --" + option + " ")) + 2;
     return train.substr(title, train.find(':', title) - title);
@@ -421,19 +421,9 @@ TEST_CASE("help has at most 80 columns, and options in groups") {
 
 TEST_CASE("short help fits a screen, and each option's text has at most 30 words") {
   constexpr std::size_t kColumn = 24, kScreen = 24, kWords = 30;
-  for (std::vector<std::string> command : std::vector<std::vector<std::string>>{{},
-                                                                                {"compare"},
-                                                                                {"show"},
-                                                                                {"predict"},
-                                                                                {"train"},
-                                                                                {"launch"},
-                                                                                {"bench"},
-                                                                                {"bench", "all_reduce"},
-                                                                                {"info"}}) {
+  for (const std::vector<std::string>& command : kCommands) {
     const auto said = [&](const char* flag) {
-      std::vector<std::string> arguments = command;
-      arguments.emplace_back(flag);
-      std::istringstream text(printed(arguments));
+      std::istringstream text(help_of(command, flag));
       std::vector<std::string> lines;
       for (std::string line; std::getline(text, line);) lines.push_back(line);
       return lines;
@@ -464,24 +454,18 @@ TEST_CASE("help names the values that an option takes") {
     for (std::string word; words >> word;) line += word + " ";
     return line;
   };
-  const std::string train = one_line(printed({"train", "--help"})), predict = one_line(printed({"predict", "--help"}));
-  for (const char* values :
-       {"Values: single, averaging, dp or ddp ", "Values: simple_cnn, linear, alexnet, resnet18, ",
-        "Values: auto, shm, tcp, gloo, mpi, nccl or memory ", "Values: cpu or cuda ", "Values: torch "}) {
-    INFO(values);
-    CHECK_THAT(train, duet_test::ContainsSubstring(values));
-  }
-  CHECK_THAT(predict, duet_test::ContainsSubstring("Values: pcie4, nvlink4, 10gbe, 100gbe or ndr "));
-  CHECK_THAT(predict, duet_test::ContainsSubstring("Values: ddp, dp or averaging "));
+  const std::string train = one_line(help_of({"train"})), predict = one_line(help_of({"predict"}));
+  check_contains(train,
+                 {"Values: single, averaging, dp or ddp ", "Values: simple_cnn, linear, alexnet, resnet18, ",
+                  "Values: auto, shm, tcp, gloo, mpi, nccl or memory ", "Values: cpu or cuda ", "Values: torch "});
+  check_contains(predict, {"Values: pcie4, nvlink4, 10gbe, 100gbe or ndr ", "Values: ddp, dp or averaging "});
 }
 
 TEST_CASE("help arranges only options that a command has") {
   std::string all;
-  for (const std::vector<std::string>& command : std::vector<std::vector<std::string>>{
-           {"compare"}, {"show"}, {"predict"}, {"train"}, {"launch"}, {"bench", "all_reduce"}, {"info"}}) {
-    std::vector<std::string> arguments = command;
-    arguments.emplace_back("--help");
-    std::string help = printed(arguments);
+  for (const std::vector<std::string>& command : kCommands) {
+    if (command.empty()) continue;  // it's the program's own help
+    std::string help = help_of(command);
     std::replace(help.begin(), help.end(), ',', ' ');
     std::replace(help.begin(), help.end(), '\n', ' ');
     all += help;
