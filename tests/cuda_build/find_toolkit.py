@@ -3,7 +3,8 @@
 import os
 import subprocess
 import sys
-import tempfile
+
+from gpu_check import report
 
 FIND = os.path.join(os.path.dirname(os.path.abspath(__file__)), "../../tools/find_cuda.py")
 HEADERS = ("cuda_runtime.h", "crt/host_defines.h", "nv/target", "cublas_v2.h", "cudnn.h", "nccl.h")
@@ -89,17 +90,5 @@ def cases(folder):
     yield "wrong use", run(home, "--what").returncode == 2
 
 
-def main():
-    failed = passed = 0
-    with tempfile.TemporaryDirectory() as folder:
-        for name, good in cases(os.path.realpath(folder)):
-            passed += bool(good)
-            failed += not good
-            if not good:
-                print(f"FAILED: {name}")
-    print(f"{passed} passed, {failed} failed, 0 skipped")
-    return 1 if failed else 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(report(cases))

@@ -10,9 +10,8 @@ prints a table of two kernels; the accuracy of ten epochs is made up. Then a ker
 import os
 import re
 import sys
-import tempfile
 
-from gpu_check import Check
+from gpu_check import Check, report
 
 SIMULATED = """#!/bin/bash
 export DUET_CUDA_MODULE={module} DUET_NCCL_MODULE={nccl} OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive UCX_VFS_ENABLE=n
@@ -60,17 +59,5 @@ def cases(folder, duet, tests, module, nccl):
     yield "tests that take too long are said", status == 1 and "was not run: the tests' 1 s are over" in text, text
 
 
-def main(programs):
-    passed = failed = 0
-    with tempfile.TemporaryDirectory() as folder:
-        for name, good, shown in cases(os.path.realpath(folder), *map(os.path.realpath, programs)):
-            passed += bool(good)
-            failed += not good
-            if not good:
-                print(f"FAILED: {name}: {shown}")
-    print(f"{passed} passed, {failed} failed, 0 skipped")
-    return 1 if failed else 0
-
-
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(report(cases, *map(os.path.realpath, sys.argv[1:])))
