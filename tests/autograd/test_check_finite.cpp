@@ -12,6 +12,7 @@
 #include "lib/ops/ops.h"
 #include "tests/autograd/branches.h"
 #include "tests/support/catch2.h"
+#include "tests/support/error_of.h"
 
 using namespace duet;
 using namespace duet_test;
@@ -19,17 +20,6 @@ using namespace duet_test;
 namespace {
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity(), kNan = std::numeric_limits<float>::quiet_NaN();
-
-/// What is thrown, or "".
-template <class F>
-std::string error_of(F f) {
-  try {
-    f();
-  } catch (const NumericError& error) {
-    return error.what();
-  }
-  return "";
-}
 
 void step(nn::SimpleCNN& model, const Tensor& images) {
   const Tensor labels = from_values<std::int64_t>({2}, {3, 7});
@@ -54,10 +44,10 @@ TEST_CASE("a finite step passes, and a number that is not finite names operator 
   nn::SimpleCNN model(1);
   const CheckFinite check;
   const Tensor images = zeros({2, 1, 28, 28});
-  CHECK(error_of([&] { step(model, images); }).empty());
+  CHECK(error_of<NumericError>([&] { step(model, images); }).empty());
   for (const float bad : {kInfinity, -kInfinity, kNan}) {
     images.data<float>()[784 + 400] = bad;
-    CHECK(contains(error_of([&] { step(model, images); }), "conv_pool_relu: argument 1 is not finite"));
+    CHECK(contains(error_of<NumericError>([&] { step(model, images); }), "conv_pool_relu: argument 1 is not finite"));
     images.data<float>()[784 + 400] = 0;
     for (int slot = 0; slot < model.parameters().slot_count(); ++slot) {
       const Tensor value = model.parameters().value(slot);
@@ -65,11 +55,11 @@ TEST_CASE("a finite step passes, and a number that is not finite names operator 
       const float before = last;
       last = bad;
       const std::string& name = model.parameters().slots()[static_cast<std::size_t>(slot)].name;
-      CHECK(contains(error_of([&] { step(model, images); }), "(" + name + ") is not finite"));
+      CHECK(contains(error_of<NumericError>([&] { step(model, images); }), "(" + name + ") is not finite"));
       last = before;
     }
   }
-  CHECK(error_of([&] { step(model, images); }).empty());
+  CHECK(error_of<NumericError>([&] { step(model, images); }).empty());
 }
 
 TEST_CASE("a gradient whose products the kernel skips as zeros is found") {
@@ -87,7 +77,7 @@ TEST_CASE("a gradient whose products the kernel skips as zeros is found") {
   backward();
   CHECK(numbers(w.grad())[0] == 0);
   const CheckFinite check;
-  CHECK(contains(error_of(backward), "the backward of spoiling gives conv_pool_relu is not finite"));
+  CHECK(contains(error_of<NumericError>(backward), "the backward of spoiling gives conv_pool_relu is not finite"));
 }
 
 TEST_CASE("a sum that overflows to -infinity is found, where the fused relu would hide it") {
@@ -95,14 +85,14 @@ TEST_CASE("a sum that overflows to -infinity is found, where the fused relu woul
   const auto forward = [&] { return ops::linear_relu_dropout(x, w, Variable(), {}); };
   CHECK(numbers(forward().value())[0] == 0);
   const CheckFinite check;
-  CHECK(contains(error_of(forward), "linear: the result is not finite"));
+  CHECK(contains(error_of<NumericError>(forward), "linear: the result is not finite"));
 }
 
 TEST_CASE("a result that overflows names its operator, and nothing is checked once CheckFinite is gone") {
   const Variable large = leaf({3e38f, 1});
   {
     const CheckFinite check;
-    CHECK(contains(error_of([&] { ops::add(large, large); }), "add: the result is not finite"));
+    CHECK(contains(error_of<NumericError>([&] { ops::add(large, large); }), "add: the result is not finite"));
   }
   CHECK(std::isinf(numbers(ops::add(large, large).value())[0]));
   const CheckFinite off(false);

@@ -14,13 +14,11 @@
 #include "lib/io/atomic_file.h"
 #include "lib/io/checkpoint.h"
 #include "tests/support/catch2.h"
+#include "tests/support/error_of.h"
 #include "tests/support/scratch.h"
 
 using duet::DataError;
-using duet_test::ContainsSubstring;
-using duet_test::read_text;
-using duet_test::Scratch;
-using duet_test::write_text;
+using namespace duet_test;
 
 namespace {
 
@@ -232,12 +230,7 @@ TEST_CASE("a folder that cannot be written is found before training") {
   ::chmod(scratch.folder().c_str(), 0755);
   ::chmod(scratch.path("locked").c_str(), 0555);
   if (user == 0) REQUIRE(::seteuid(kNobody) == 0);
-  std::string said;
-  try {
-    duet::prepare_checkpoint_folder(scratch.path("locked"));
-  } catch (const DataError& error) {
-    said = error.what();
-  }
+  const std::string said = error_of<DataError>([&] { duet::prepare_checkpoint_folder(scratch.path("locked")); });
   if (user == 0) REQUIRE(::seteuid(user) == 0);
   CHECK_THAT(said, ContainsSubstring(scratch.path("locked")) && ContainsSubstring("Permission denied"));
 }

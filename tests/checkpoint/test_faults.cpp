@@ -17,13 +17,11 @@
 #include "tests/checkpoint/faulty_files.h"
 #include "tests/checkpoint/small_checkpoint.h"
 #include "tests/support/catch2.h"
+#include "tests/support/error_of.h"
 #include "tests/support/scratch.h"
 
 using duet::DataError;
-using duet_test::at_step;
-using duet_test::ContainsSubstring;
-using duet_test::Fault;
-using duet_test::Scratch;
+using namespace duet_test;
 
 namespace {
 
@@ -153,17 +151,8 @@ TEST_CASE("a limit on the size of files ends a save cleanly") {
   struct rlimit small = before;
   small.rlim_cur = 200;
   REQUIRE(::setrlimit(RLIMIT_FSIZE, &small) == 0);
-  std::string save, prepare;
-  try {
-    duet::save_checkpoint(scratch.folder(), at_step(2));
-  } catch (const DataError& error) {
-    save = error.what();
-  }
-  try {
-    duet::prepare_checkpoint_folder(scratch.folder(), 1);
-  } catch (const DataError& error) {
-    prepare = error.what();
-  }
+  const std::string save = error_of<DataError>([&] { duet::save_checkpoint(scratch.folder(), at_step(2)); });
+  const std::string prepare = error_of<DataError>([&] { duet::prepare_checkpoint_folder(scratch.folder(), 1); });
   REQUIRE(::setrlimit(RLIMIT_FSIZE, &before) == 0);
   CHECK_THAT(save, ContainsSubstring("cannot write") && ContainsSubstring("File too large"));
   CHECK_THAT(prepare, ContainsSubstring("File too large"));
@@ -175,22 +164,12 @@ TEST_CASE("a full disk is found before training, and a save on it keeps the old 
   const std::string disk = scratch.path("disk");
   std::filesystem::create_directory(disk);
   if (::mount("tmpfs", disk.c_str(), "tmpfs", 0, "size=16k") != 0) DUET_SKIP("no right to mount a small disk");
-  std::string prepare, save;
-  std::int64_t step = 0;
-  try {
-    duet::prepare_checkpoint_folder(disk);
-  } catch (const DataError& error) {
-    prepare = error.what();
-  }
+  const std::string prepare = error_of<DataError>([&] { duet::prepare_checkpoint_folder(disk); });
   duet::save_checkpoint(disk, at_step(1));
   duet::Checkpoint large = at_step(2);
   large.model = {{"fc.weight", duet::zeros({10000})}};
-  try {
-    duet::save_checkpoint(disk, large);
-  } catch (const DataError& error) {
-    save = error.what();
-  }
-  step = duet::load_checkpoint(disk).checkpoint.step;
+  const std::string save = error_of<DataError>([&] { duet::save_checkpoint(disk, large); });
+  const std::int64_t step = duet::load_checkpoint(disk).checkpoint.step;
   const auto files = std::distance(std::filesystem::directory_iterator(disk), {});
   ::umount(disk.c_str());
   CHECK_THAT(prepare, ContainsSubstring("No space left on device"));

@@ -14,6 +14,7 @@
 #include "tests/cuda/nccl_ranks.h"
 #include "tests/cuda/small_cnn.h"
 #include "tests/cuda/steps.h"
+#include "tests/support/error_of.h"
 #include "tests/support/scratch.h"
 
 using namespace duet;
@@ -221,16 +222,9 @@ TEST_CASE("nccl: buffers in the host's memory go over the device, those of anoth
     all[rank].resize(2);
     group.all_gather(std::span<double>(&own, 1), std::span<double>(all[rank])).wait();
     const Tensor elsewhere = zeros({2}, DType::f32, gpu_of(1 - group.rank()));
-    try {
-      group.all_reduce(elsewhere).wait();
-    } catch (const UsageError& error) {
-      refused[rank] = error.what();
-    }
-    try {
-      group.send(zeros({2}, DType::f32, gpu_of(group.rank())), 1 - group.rank(), 3).wait();
-    } catch (const UsageError& error) {
-      tags[rank] = error.what();
-    }
+    refused[rank] = error_of<UsageError>([&] { group.all_reduce(elsewhere).wait(); });
+    tags[rank] = error_of<UsageError>(
+        [&] { group.send(zeros({2}, DType::f32, gpu_of(group.rank())), 1 - group.rank(), 3).wait(); });
   });
   for (const auto& values : sums) CHECK(values == std::vector<double>{3, 10});
   for (const auto& values : all) CHECK(values == std::vector<double>{0, 1});

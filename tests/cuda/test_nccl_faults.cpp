@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "tests/cuda/nccl_ranks.h"
+#include "tests/support/error_of.h"
 
 using namespace duet;
 using namespace duet_test;
@@ -46,16 +47,8 @@ TEST_CASE("nccl: a rank that does not join a collective is named, and the group 
         const Tensor x = one_on(0);
         ddp::Work work = group.all_reduce(x);
         ddp::Work second = group.barrier();
-        try {
-          second.wait();
-        } catch (const CommError& error) {
-          later = error.what();
-        }
-        try {
-          group.all_reduce(x).wait();
-        } catch (const CommError& error) {
-          third = error.what();
-        }
+        later = error_of<CommError>([&] { second.wait(); });
+        third = error_of<CommError>([&] { group.all_reduce(x).wait(); });
         ended.arrive_and_wait();
         work.wait();
       },

@@ -15,6 +15,7 @@
 #include "ddp/store/network.h"
 #include "lib/backend/step_graph.h"
 #include "tests/cuda/nccl_ranks.h"
+#include "tests/support/error_of.h"
 #include "tests/support/fake_cuda/simulator.h"
 #include "tests/support/few_threads.h"
 #include "tests/support/scratch.h"
@@ -33,7 +34,7 @@ std::vector<std::string> meet_over_nccl() {
   std::vector<std::thread> threads;
   for (int rank = 0; rank < 2; ++rank) {
     threads.emplace_back([&, rank] {
-      try {
+      failures[static_cast<std::size_t>(rank)] = error_of<Error>([&] {
         ddp::init_process_group({.backend = "nccl",
                                  .init_method = "file://" + scratch.path("store"),
                                  .rank = rank,
@@ -41,9 +42,7 @@ std::vector<std::string> meet_over_nccl() {
                                  .device = gpu_of(rank)})
             ->barrier()
             .wait();
-      } catch (const Error& error) {
-        failures[static_cast<std::size_t>(rank)] = error.what();
-      }
+      });
     });
   }
   for (std::thread& thread : threads) thread.join();

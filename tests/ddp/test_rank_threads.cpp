@@ -14,12 +14,12 @@
 #include "ddp/transport/modules.h"
 #include "lib/error.h"
 #include "tests/support/catch2.h"
+#include "tests/support/error_of.h"
 #include "tests/support/few_threads.h"
 
 using namespace duet;
 using namespace duet::ddp;
-using duet_test::ContainsSubstring;
-using duet_test::FewThreads;
+using namespace duet_test;
 
 TEST_CASE("ranks may be threads of one process, over every backend") {
   for (const std::string backend : {"auto", "shm", "memory", "gloo"}) {
@@ -103,11 +103,7 @@ TEST_CASE("a rank whose group can start no thread ends the others, and the limit
     std::string what;
     {
       const FewThreads few(4);
-      try {
-        run_rank_threads(3, job, {.backend = backend});
-      } catch (const std::exception& error) {
-        what = error.what();
-      }
+      what = error_of<std::exception>([&] { run_rank_threads(3, job, {.backend = backend}); });
     }
     CHECK_THAT(what, ContainsSubstring(": cannot start the ") && ContainsSubstring("errno 11") &&
                          ContainsSubstring("the address space is limited to "));

@@ -17,6 +17,7 @@
 #include "lib/error.h"
 #include "lib/pool.h"
 #include "tests/support/catch2.h"
+#include "tests/support/error_of.h"
 #include "tests/support/few_threads.h"
 #include "tests/support/scratch.h"
 
@@ -99,11 +100,7 @@ TEST_CASE("a second run() of a pool at the same time is an error that names both
     names << "thread " << std::this_thread::get_id() << " called run() while thread " << first.get_id();
     std::string text;
     int ran = 0;
-    try {
-      pool.run(1, [&](int, int) { ++ran; });
-    } catch (const UsageError& error) {
-      text = error.what();
-    }
+    text = duet_test::error_of<UsageError>([&] { pool.run(1, [&](int, int) { ++ran; }); });
     over = true;
     first.join();
     CHECK_THAT(text, duet_test::ContainsSubstring(names.str()));
@@ -144,11 +141,7 @@ TEST_CASE("a pool of more threads than can be started names the limit, and leave
   std::string what;
   {
     const duet_test::FewThreads few(2);
-    try {
-      const ThreadPool pool(8);
-    } catch (const Error& error) {
-      what = error.what();
-    }
+    what = duet_test::error_of<Error>([&] { const ThreadPool pool(8); });
   }
   CHECK_THAT(what, duet_test::ContainsSubstring("cannot start worker thread 3 of a pool of 8: ") &&
                        duet_test::ContainsSubstring("the address space is limited to "));

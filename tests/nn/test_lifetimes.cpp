@@ -16,24 +16,14 @@
 #include "lib/optim/sgd.h"
 #include "tests/support/batch.h"
 #include "tests/support/catch2.h"
+#include "tests/support/error_of.h"
 #include "tests/support/sync_net.h"
 
 using namespace duet;
 using namespace duet::nn;
-using duet_test::ContainsSubstring;
-using duet_test::make_batch;
-using duet_test::SyncNet;
+using namespace duet_test;
 
 namespace {
-
-std::string error_of(const Variable& loss) {
-  try {
-    loss.backward();
-  } catch (const UsageError& error) {
-    return error.what();
-  }
-  return {};
-}
 
 std::vector<float> gradients_of(Module& model) {
   const auto values = std::as_const(model.parameters()).gradients().span<float>();
@@ -76,7 +66,7 @@ TEST_CASE("backward after its model is gone is an error, in any order of destruc
         const Variable loss = parts.loss(make_batch(8, 2));
         for (const char part : order) parts.destroy(part);
         for (int i = 0; i < 2; ++i)
-          CHECK_THAT(error_of(loss),
+          CHECK_THAT(error_of<UsageError>([&] { loss.backward(); }),
                      ContainsSubstring("the model of ") && ContainsSubstring(" was destroyed before this backward"));
       }
 }
@@ -113,7 +103,7 @@ TEST_CASE("backward after its DistributedDataParallel is gone is an error, in an
         parts.opt->zero_grad();
         const Variable loss = parts.loss(batch_of(2));
         for (const char part : order) parts.destroy(part);
-        texts[static_cast<std::size_t>(group.rank())] = error_of(loss);
+        texts[static_cast<std::size_t>(group.rank())] = error_of<UsageError>([&] { loss.backward(); });
         group.barrier().wait();
       });
       for (const std::string& text : texts)

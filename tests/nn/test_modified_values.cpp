@@ -16,24 +16,14 @@
 #include "lib/optim/sgd.h"
 #include "tests/support/batch.h"
 #include "tests/support/catch2.h"
+#include "tests/support/error_of.h"
 #include "tests/support/sync_net.h"
 
 using namespace duet;
 using namespace duet::nn;
-using duet_test::ContainsSubstring;
-using duet_test::make_batch;
+using namespace duet_test;
 
 namespace {
-
-/// The text of the UsageError that `task` throws; empty: none.
-std::string error_of(const std::function<void()>& task) {
-  try {
-    task();
-  } catch (const UsageError& error) {
-    return error.what();
-  }
-  return {};
-}
 
 struct Training {
   explicit Training(Module& model_, Module& net_) : model(model_), net(net_) {}
@@ -48,7 +38,7 @@ struct Training {
     const Variable late = loss();
     between();
     opt.zero_grad();
-    std::string text = error_of([&] { late.backward(); });
+    std::string text = error_of<UsageError>([&] { late.backward(); });
     opt.zero_grad();
     return text;
   }
@@ -112,14 +102,14 @@ TEST_CASE("so they are under DataParallel, whose replicas share the values or co
       loss().backward();
       const Variable late = loss();
       opt.step();
-      CHECK_THAT(error_of([&] { late.backward(); }),
+      CHECK_THAT(error_of<UsageError>([&] { late.backward(); }),
                  ContainsSubstring("replica") && ContainsSubstring(".weight)") && ContainsSubstring("was modified"));
       const Variable early = loss(), again = loss();  // per_forward copies the same values once more
       opt.zero_grad();
       CHECK_NOTHROW(ops::add(early, again).backward());
       const Variable late_labels = loss();
       fill(batch.labels, std::int64_t{1});
-      CHECK_THAT(error_of([&] { late_labels.backward(); }), ContainsSubstring("was modified"));
+      CHECK_THAT(error_of<UsageError>([&] { late_labels.backward(); }), ContainsSubstring("was modified"));
     }
 }
 
@@ -128,11 +118,11 @@ TEST_CASE("results and other tensors on the tape that were written are an error"
   const Variable leaf(x, true);
   const Variable y = ops::relu(leaf);
   fill(y.value(), 3.0f);
-  CHECK_THAT(error_of([&] { y.backward(x); }), ContainsSubstring("relu: its result f32[2] was modified"));
+  CHECK_THAT(error_of<UsageError>([&] { y.backward(x); }), ContainsSubstring("relu: its result f32[2] was modified"));
   const Variable product = ops::mul(leaf, Variable(from_values<float>({2}, {3, 4})));
   backend(x).scale(x, 2.0f);
   x.bump_version();
-  CHECK_THAT(error_of([&] {
+  CHECK_THAT(error_of<UsageError>([&] {
                product.backward(from_values<float>({2}, {1, 1}));
              }),
              ContainsSubstring("mul: its left argument f32[2] (KeepGradient) was modified") &&

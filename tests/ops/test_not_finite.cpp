@@ -11,6 +11,7 @@
 #include "lib/ops/losses.h"
 #include "lib/ops/ops.h"
 #include "tests/ops/check.h"
+#include "tests/support/error_of.h"
 
 using namespace duet;
 using namespace duet_test;
@@ -28,17 +29,6 @@ bool same(const Tensor& tensor, const std::vector<float>& expected) {
 }
 
 bool same(const Tensor& a, const Tensor& b) { return same(a, {b.span<float>().begin(), b.span<float>().end()}); }
-
-/// What is thrown, or "".
-template <class F>
-std::string error_of(F f) {
-  try {
-    f();
-  } catch (const NumericError& error) {
-    return error.what();
-  }
-  return "";
-}
 
 }  // namespace
 
@@ -222,13 +212,13 @@ TEST_CASE("CheckFinite reports every number that the fused convolution spreads o
         float& entry = v.value().data<float>()[v.value().count() / 2];
         const float before = entry;
         entry = bad;
-        const std::string error = error_of([&] { step(shifted); });
+        const std::string error = error_of<NumericError>([&] { step(shifted); });
         entry = before;
         return error;
       };
       CAPTURE(in, bad);
       const CheckFinite check;
-      CHECK(error_of([&] { step(true); }).empty());
+      CHECK(error_of<NumericError>([&] { step(true); }).empty());
       CHECK_THAT(spoiled(x, false), ContainsSubstring(": argument 1"));  // or of the change of its layout
       CHECK_THAT(spoiled(w, false), ContainsSubstring("conv_pool_relu: argument 2"));
       CHECK_THAT(spoiled(b, false), ContainsSubstring("conv_pool_relu: argument 3"));
@@ -236,7 +226,7 @@ TEST_CASE("CheckFinite reports every number that the fused convolution spreads o
       const Variable y = ops::conv_pool_relu(x, w, b, op, true);
       Tensor dy = zeros(y.shape());
       dy.data<float>()[dy.count() / 2] = bad;
-      CHECK_THAT(error_of([&] { y.backward(dy); }),
+      CHECK_THAT(error_of<NumericError>([&] { y.backward(dy); }),
                  ContainsSubstring("backward of conv_pool_relu starts with is not finite"));
     }
 }

@@ -13,12 +13,12 @@
 #include "lib/error.h"
 #include "tests/compare/made_up.h"
 #include "tests/support/catch2.h"
+#include "tests/support/error_of.h"
 #include "train/system/display.h"
 
 using namespace duet;
 using namespace duet::cli;
-using duet_test::Approx;
-using duet_test::ContainsSubstring;
+using namespace duet_test;
 
 namespace {
 
@@ -112,13 +112,8 @@ TEST_CASE("modes without their terms are left out, or named where they were aske
 }
 
 TEST_CASE("numbers that give a step no time, or an absurd one, are refused") {
-  const auto why = [](const Results& results) -> std::string {
-    try {
-      scaling_rows(results, {.devices = {1, 2}});
-    } catch (const duet::DataError& error) {
-      return error.what();
-    }
-    return "";
+  const auto why = [](const Results& results) {
+    return error_of<duet::DataError>([&] { scaling_rows(results, {.devices = {1, 2}}); });
   };
   Results results = modelled();
   CHECK(why(results).empty());

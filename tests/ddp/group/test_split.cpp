@@ -18,6 +18,7 @@
 #include "tests/ddp/each_backend.h"
 #include "tests/ddp/ranks.h"
 #include "tests/support/catch2.h"
+#include "tests/support/error_of.h"
 
 using namespace duet;
 using namespace duet::ddp;
@@ -195,11 +196,7 @@ TEST_CASE("a monitored barrier names all ranks that did not come, and the group 
       both_over.wait();
     } else {
       if (group.rank() == 2) first_over.wait();  // so that it is certain which ranks have come by then
-      try {
-        group.monitored_barrier(100ms);
-      } catch (const CommError& error) {
-        text = error.what();
-      }
+      text = error_of<CommError>([&] { group.monitored_barrier(100ms); });
       if (group.rank() == 0) first_over.count_down();
       both_over.count_down();
     }

@@ -28,6 +28,7 @@
 #include "lib/monotonic.h"
 #include "tests/ddp/store/other_user.h"
 #include "tests/support/catch2.h"
+#include "tests/support/error_of.h"
 #include "tests/support/scratch.h"
 
 using namespace duet;
@@ -42,12 +43,7 @@ constexpr std::size_t kBytes = 4096;
 /// Why rank 1 of 2 does not map what the store names; empty if it does. Rank 0 has set `key/path` before.
 std::string why_not_mapped(MemoryStore& store) {
   store.set("k/0", "");
-  try {
-    const SharedSegment segment(store, "k", 1, 2, kBytes, 60s);
-    return "";
-  } catch (const CommError& error) {
-    return error.what();
-  }
+  return error_of<CommError>([&] { SharedSegment(store, "k", 1, 2, kBytes, 60s); });
 }
 
 /// The place of rank 0's memory, as it publishes it.

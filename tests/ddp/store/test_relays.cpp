@@ -25,6 +25,7 @@
 #include "tests/ddp/store/raw_client.h"
 #include "tests/ddp/transport/proxy.h"
 #include "tests/support/catch2.h"
+#include "tests/support/error_of.h"
 #include "tests/support/sanitizers.h"
 #include "tests/support/scratch.h"
 
@@ -38,12 +39,7 @@ namespace {
 /// What `action` throws names a relay, by its own port and the one that it passes on to.
 template <class Action>
 void check_names_relay(Action&& action, int own, int target) {
-  std::string text;
-  try {
-    action();
-  } catch (const CommError& error) {
-    text = error.what();
-  }
+  const std::string text = error_of<CommError>(action);
   CHECK_THAT(text, ContainsSubstring(
                        concat("127.0.0.1 port ", own, " is a relay, which passes on to 127.0.0.1 port ", target)));
 }
@@ -167,13 +163,7 @@ TEST_CASE("a client of the store finds that an answer was changed on the way; ad
 TEST_CASE("ranks with a relay between them do not connect, and it is named") {
   RelayedStore store;
   std::string lower;
-  std::thread other([&] {
-    try {
-      connect_tcp_mesh(store, 0, 2, "127.0.0.1", 500ms);
-    } catch (const CommError& error) {
-      lower = error.what();
-    }
-  });
+  std::thread other([&] { lower = error_of<CommError>([&] { connect_tcp_mesh(store, 0, 2, "127.0.0.1", 500ms); }); });
   store.wait({"tcp/address/0"});
   check_names_relay([&] { connect_tcp_mesh(store, 1, 2, "127.0.0.1", 60s); }, store.relay->port(), store.target);
   other.join();
