@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
+#include <sstream>
 #include <string>
 #include <utility>
 #include <vector>
@@ -18,80 +19,18 @@ using duet_test::Approx;
 
 TEST_CASE("results.json has the names that other programs read") {
   const std::string text = to_json(duet_test::made_up());
-  for (const char* name : {"duet",
-                           "machine",
-                           "cpu",
-                           "cores",
-                           "isa",
-                           "gpus",
-                           "memory_gb",
-                           "kernel",
-                           "settings",
-                           "network",
-                           "parameters",
-                           "batch",
-                           "epochs",
-                           "lr",
-                           "optimizer",
-                           "momentum",
-                           "weight_decay",
-                           "seed",
-                           "precision",
-                           "data",
-                           "train_images",
-                           "graph",
-                           "partial",
-                           "runs",
-                           "mode",
-                           "device",
-                           "devices",
-                           "threads_per_device",
-                           "workers",
-                           "backend",
-                           "ok",
-                           "error",
-                           "startup_s",
-                           "epoch_s",
-                           "samples_per_s",
-                           "speedup",
-                           "efficiency",
-                           "waiting_share",
-                           "communication_us",
-                           "parameters_sha256",
-                           "first_differing_step",
-                           "step_us",
-                           "median_step",
-                           "input",
-                           "scatter",
-                           "replicate",
-                           "forward",
-                           "gather",
-                           "loss",
-                           "backward",
-                           "communication",
-                           "update",
-                           "train_loss",
-                           "test_accuracy",
-                           "peak_memory_mb",
-                           "physical_devices",
-                           "device_memory_mb",
-                           "moved_bytes_per_step",
-                           "per_device_statistics",
-                           "library_sums",
-                           "added_uses",
-                           "lost_ranks",
-                           "rounds_us",
-                           "rounds_step_us",
-                           "rank_step_us",
-                           "speedup_low",
-                           "speedup_high",
-                           "ceiling_efficiency",
-                           "cpu_share",
-                           "other_programs_share",
-                           "scaling",
-                           "model"}) {
+  std::istringstream names(R"(
+      duet machine cpu cores isa gpus memory_gb kernel settings network parameters batch epochs lr optimizer
+      momentum weight_decay seed precision data train_images graph partial runs mode device devices
+      threads_per_device workers backend ok error startup_s epoch_s samples_per_s speedup efficiency
+      waiting_share communication_us parameters_sha256 first_differing_step step_us median_step input scatter
+      replicate forward gather loss backward communication update train_loss test_accuracy peak_memory_mb
+      physical_devices device_memory_mb moved_bytes_per_step per_device_statistics library_sums added_uses
+      lost_ranks rounds_us rounds_step_us rank_step_us speedup_low speedup_high ceiling_efficiency cpu_share
+      other_programs_share scaling model)");
+  for (std::string name; names >> name;) {
     INFO(name);
-    CHECK_THAT(text, duet_test::ContainsSubstring("\"" + std::string(name) + "\":"));
+    CHECK_THAT(text, duet_test::ContainsSubstring("\"" + name + "\":"));
   }
 }
 
