@@ -174,6 +174,7 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* prop, int device) {
 cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attr, int device) {
   if (!valid(device)) return set_last(cudaErrorInvalidDevice);
   switch (attr) {
+    case cudaDevAttrMultiProcessorCount: *value = 4; break;
     case cudaDevAttrPciBusId: *value = setting("DUET_SIM_PARTITIONS", 0) != 0 ? 1 : device + 1; break;
     case cudaDevAttrPciDeviceId:
     case cudaDevAttrPciDomainId: *value = 0; break;

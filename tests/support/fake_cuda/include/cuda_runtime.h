@@ -70,7 +70,12 @@ enum cudaStreamCaptureStatus {
   cudaStreamCaptureStatusActive,
   cudaStreamCaptureStatusInvalidated
 };
-enum cudaDeviceAttr { cudaDevAttrPciBusId = 33, cudaDevAttrPciDeviceId = 34, cudaDevAttrPciDomainId = 50 };
+enum cudaDeviceAttr {
+  cudaDevAttrMultiProcessorCount = 16,
+  cudaDevAttrPciBusId = 33,
+  cudaDevAttrPciDeviceId = 34,
+  cudaDevAttrPciDomainId = 50
+};
 struct cudaDeviceProp {
   char name[256];
   struct {
