@@ -370,7 +370,7 @@ TEST_CASE("numbers that cannot be are refused") {
   }
   CHECK_THROWS_WITH(job.members[0].await_plan(1),
                     ContainsSubstring("a plan to continue after commit -1, whose state rank 0"));
-  CHECK_THROWS_WITH(job.memory.losses(), ContainsSubstring("a loss of rank 1 after step -1"));
+  CHECK_THROWS_WITH(job.memory.losses(), ContainsSubstring("a failure of rank 1 after step -1"));
   job.members[2].commit(-5);
   CHECK_THROWS_WITH(job.memory.committed(2), ContainsSubstring("-5 as the commits of rank 2"));
   CHECK_THROWS_AS(job.losses.lose(0), CommError);

@@ -219,17 +219,6 @@ TEST_CASE("a run of one step reports that there is nothing to time, in place of 
   CHECK_THAT(compare.err, ContainsSubstring("single 1: loss "));
 }
 
-TEST_CASE("the words of former versions say in one line where they went") {
-  for (const char* const what : {"step", "overhead"}) {
-    const auto bench = duet_test::duet({"bench", what, "--data", "synthetic", "--batch", "8"});
-    INFO(bench.out);
-    CHECK(bench.status == 2);
-    CHECK_THAT(bench.err, ContainsSubstring(std::string("duet bench ") + what + " is a "));
-    CHECK(lines(bench.err) == 1);
-    CHECK(bench.out.empty());
-  }
-}
-
 TEST_CASE("bench all_reduce ends with the average bus bandwidth, as nccl-tests do") {
   const auto ran = duet_test::duet(with(kCollective, {"--algorithm", "library,chunked_ring"}));
   INFO(ran.out);
