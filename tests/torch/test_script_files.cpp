@@ -68,7 +68,7 @@ TEST_CASE("a file of another kind, or for other samples than its network takes, 
   CHECK(message({3, 9, 9}).ends_with("shapes cannot be multiplied (1x243 and 192x4)"));
   CHECK(message({1, 8, 8}).starts_with(fails + "1x8x8" + options));
   CHECK(message({1, 8, 8}).ends_with("three channels"));
-  duet_test::write_text(file, "no archive");
+  duet_test::write_text(file, "\1no archive");
   CHECK(message({3, 8, 8}).starts_with(file + ": cannot load TorchScript: "));
   CHECK_THAT(message({3, 8, 8}), !ContainsSubstring("corrupted"));
   const std::vector<char> pickled = ::torch::jit::pickle_save(::torch::zeros({2}));
