@@ -33,7 +33,7 @@ void check_backend(const std::string& name, bool threads);
 /// that did not come, or says why they cannot be connected, DeviceError where the backend is not there.
 std::unique_ptr<ProcessGroup> connect(const ConnectOptions& options, std::shared_ptr<Store> store, int rank, int size);
 
-/// As connect(), for ranks of one host: over shared memory, or over tcp if one of them can't.
+/// Connects ranks of one host like connect(): over shared memory, or over tcp if a rank can't use shared memory.
 std::unique_ptr<ProcessGroup> connect_on_host(ConnectOptions over, const std::shared_ptr<Store>& store, int rank,
                                               int size);
 

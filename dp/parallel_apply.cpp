@@ -238,7 +238,7 @@ PooledVector<nn::Value> parallel_apply(const std::shared_ptr<Replicas>& replicas
   for (std::size_t i = 0; i < outputs.size(); ++i) {
     for_each_tensor(outputs[i], [&](const Variable& y) {
       outputs_of[i].push_back(y);
-      // What is done to such rows behind the replicas is not known.
+      // The tape doesn't know how the replicas' rows are used later.
       const unsigned of_y = y.requires_grad() && y.value().count() != 1 ? y.edge().kinds() : 0;
       if ((of_y & (kBatchMean | kShifted)) != 0)
         y.edge().node->set_kinds(of_y | ((of_y & kShifted) != 0 ? kCut : kCurved));

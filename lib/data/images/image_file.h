@@ -92,7 +92,7 @@ class ImageFile {
 /// Whether a file that begins with these bytes is one that ImageFile::open() reads, damage apart.
 bool has_read_format(std::span<const std::uint8_t> content);
 inline constexpr std::size_t kFormatBytes = 8;  // as many as has_read_format() looks at
-/// As many as tell what nearly every image loses: pixels, and what follows them, may tell more.
+/// Bytes at the beginning of a file that show what nearly every image loses. Some losses are only seen further on.
 inline constexpr std::size_t kLossBytes = 8191;
 
 /// Whether this duet was built with libjpeg-turbo and libpng (Meson option `images`). Else open() and encode_jpeg()

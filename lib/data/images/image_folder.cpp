@@ -43,8 +43,8 @@ bool ends_in(std::string_view file, std::span<const std::string_view> endings) {
 /// Neither a JPEG nor a PNG; no regular file: a link that leads nowhere, or a FIFO, which would block.
 constexpr unsigned kOther = 1U << 30, kGone = 1U << 31;
 
-/// One of these, or the losses that the beginning of a file tells; 0 if it can't be read just now, which is an error
-/// when it is due.
+/// Returns kOther, kGone, or the losses that the beginning of a file shows. Returns 0 if it can't be read now: a loader
+/// that needs it raises the error.
 unsigned look_at(const fs::path& path) {
   std::error_code error;
   const fs::file_type type = fs::status(path, error).type();

@@ -351,7 +351,7 @@ TEST_CASE("images that lose something are counted when the folder is listed, by 
   }
 }
 
-TEST_CASE("a loss that lies behind the beginning of a file is warned about when the image is read") {
+TEST_CASE("an image warns when it is read of a loss that its first bytes don't show") {
   if (!has_image_codecs()) DUET_SKIP("built without images");
   const TemporaryFolder root;
   for (const auto& sample : duet_test::image_samples()) {
