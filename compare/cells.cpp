@@ -106,7 +106,7 @@ std::vector<std::string> cell_arguments(const Training& options, const Cell& cel
   const bool parts = cell.use == Cell::Use::parts;
   Training own = options;
   own.quiet = true;
-  own.verbose = own.download = false;
+  own.download = false;
   own.threads_per_device = cell.threads_per_device;
   if (parts) own.graph = "off";
   if (cell.mode == Mode::averaging) own.sync_bn = false;

@@ -126,7 +126,7 @@ void add_meeting(CLI::App& app, LaunchOptions& options) {
       ->check(in_range(0, kMaxPort));
   app.add_option("--interface", options.job.interface,
                  "network interface over which ranks exchange data, such as eth0; beyond loopback set DUET_SECRET_FILE "
-                 "or DUET_SECRET on all hosts. Default: the way to rank 0");
+                 "or DUET_SECRET on all hosts. Default: the one that leads to rank 0");
   add_port_range(app, both("--port-range"), options.job.port_range);
   app.add_flag("--standalone", options.standalone, "run on one host, over loopback and a free port (the default)");
 }
@@ -179,8 +179,9 @@ void add_launch(CLI::App& app, LaunchOptions& options) {
       "schedulers send before a time limit, reach the ranks; the job continues unless a rank ends by them.");
   app.add_option_function<std::string>(
          both("-n,--nproc,--nproc-per-node"), [&](const std::string& text) { options.job.ranks = count_of(text); },
-         "number of processes (ranks) on this host, or one per core (cpu), per GPU (gpu), or per GPU if there is one, "
-         "else per core (auto)")
+         "number of processes (ranks) on this host, or a word: cpu for one per core, gpu for one per GPU, or auto for "
+         "gpu "
+         "if there is one, else cpu")
       ->check(Check([](const std::string&) { return std::string(); }, one_of(kCounts).get_description()))
       ->default_str(std::to_string(options.job.ranks));
   app.add_option_function<std::string>(
@@ -211,15 +212,15 @@ void add_launch(CLI::App& app, LaunchOptions& options) {
       "streams that go to log files and, after \"[rank R] \", to the terminal; numbers as for --redirects. Default: 0");
   app.add_flag_callback(
       both("--no-python"), [] {}, "accepted as in torchrun, without effect: programs run as they are, without Python");
-  app.add_flag(both("--no-pin"), options.no_pin, "let every rank use all cores, not only an equal share");
+  app.add_flag(both("--no-pin"), options.no_pin,
+               "let every rank use all cores; otherwise each has an equal share of them");
   add_seconds(app, both("--rdzv-timeout"), options.job.join_timeout, 0.001,
               "seconds that ranks wait for each other before they fail and name the missing ones");
   add_seconds(app, "--timeout", options.job.timeout, 0.001,
               "seconds that one collective may take before it fails and names the missing ranks");
   add_seconds(app, "--grace", options.job.grace, 0, "seconds from SIGTERM to SIGKILL when a job is ended");
   app.add_flag("--verbose", options.job.verbose,
-               "also print the cores of each rank, the process and host as which it joined, and the directory of log "
-               "files");
+               "also print each rank's cores, process and host, and the directory of log files");
   app.add_option("command", options.job.command, "program and its arguments, after --")
       ->default_str("")
       ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);

@@ -23,9 +23,9 @@ namespace duet::cli {
 namespace {
 
 constexpr const char* kAbout =
-    "Data-parallel training without Python: trains a network on one device, by the tutorial's gradient averaging, by "
-    "DataParallel and by DistributedDataParallel, and reports their speed and whether their results are bitwise "
-    "identical.";
+    "Data-parallel training without Python: trains a network on one device, and on several with DataParallel, with "
+    "DistributedDataParallel and by averaging gradients by hand. It reports their speed, and whether their results are "
+    "bitwise identical.";
 
 constexpr const char* kJson = "--json";
 constexpr const char* kBriefly = "briefly";  // what -h reads, and --help does not
@@ -198,19 +198,20 @@ void add_compare(CLI::App& app, CompareOptions& options) {
       });
   add_scaling(app, options.scaling);
   add_training(app, options);
-  app.add_option("--time-budget", options.time_budget_s,
-                 "seconds for rounds that time all cells against each other; fewer if every speed-up is known to 1 %. "
-                 "0: no rounds, and so no intervals")
+  app.add_option(
+         "--time-budget", options.time_budget_s,
+         "seconds for rounds that time all modes against each other; they end earlier if every speed-up is known "
+         "to 1 %. 0: no rounds, and so no intervals")
       ->check(in_range(0, 1e6));
   app.add_option("--out", options.out, "directory for index.html, results.json and results.csv");
   app.add_option("--share", options.share,
                  "new or empty directory with results to send to others, without the names of user and host");
   app.add_flag("--wide", options.wide, "print all rows, columns and sentences, not only one screen");
   app.add_flag("--tutorial", options.tutorial,
-               "also print the tutorials' line for each number of devices of averaging");
+               "also print averaging's total time on each number of devices, as PyTorch's tutorials do");
   app.add_option("--vs-torch", options.vs_torch,
-                 "Python that has PyTorch (and torchvision), whose steps are timed in the same rounds; LibTorch's are "
-                 "timed, too, if duet was built with it");
+                 "Python interpreter with PyTorch (and torchvision) to time in the same rounds, as well as LibTorch if "
+                 "duet was built with it");
   add_json(app, options.json, "results.json");
 }
 
@@ -218,11 +219,11 @@ void add_show(CLI::App& app, ShowOptions& options) {
   app.add_option("a", options.a, "comparison to print again: the directory of duet compare, or its results.json")
       ->type_name("FILE");
   app.add_option("b", options.b,
-                 "second comparison: prints both side by side, and how many times as fast as in the first each mode is "
-                 "in it, with a 95 % interval")
+                 "second comparison: prints both side by side, and how many times as fast each mode is here as in the "
+                 "first, with a 95 % interval")
       ->type_name("FILE");
   app.add_flag("--wide", options.wide, "print all rows, columns and sentences of one comparison, not only one screen");
-  app.add_flag("--tutorial", options.tutorial, "also print the tutorials' lines of one comparison");
+  app.add_flag("--tutorial", options.tutorial, "also print averaging's total times, as PyTorch's tutorials do");
   app.add_option("--svg", options.svg, "file for the picture of one comparison's speed-ups, as SVG");
   app.add_flag("--parts", options.parts,
                "print the parts of a step of one comparison, or of a file that duet train --result has written");

@@ -60,11 +60,11 @@ struct Training {
   Compat compat = Compat::duet;
   bool check_finite = false;
   bool quiet = false;
-  bool verbose = false;
 };
 
 struct TrainOptions : Training {
   Mode mode = Mode::single;
+  bool verbose = false;
   int devices = 1;
   double timeout_s = 0;                 // timeout of one collective; 0: the launcher's timeout
   std::string port_range;               // ports that ranks may use; empty: as DUET_PORT_RANGE says

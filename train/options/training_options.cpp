@@ -108,8 +108,8 @@ void training_options(const Visitor& option) {
          "replace an image file that can't be decoded by the next one of its class, and warn; otherwise it raises an "
          "error");
   option("--blocks", &Training::blocks, one_of({"0", "8", "16", "32"}),
-         "number of blocks per batch (CPU devices); runs with equally many are bitwise identical on any number of "
-         "devices. 0: 8, or 32 if --devices doesn't divide 8");
+         "number of blocks per batch (CPU devices); runs with the same number are bitwise identical on any number "
+         "of devices. 0: 8, or 32 if --devices doesn't divide 8");
   option("--lr", &Training::lr, in_range(0), "learning rate");
   option("--momentum", &Training::momentum, in_range(0), "momentum of SGD, 0 to below 1");
   option("--seed", &Training::seed, Check(seed_error, ""), "seed of weights, order of images and dropout");
@@ -128,8 +128,6 @@ void training_options(const Visitor& option) {
   option("--train-images", &Training::train_images, in_range(0),
          "number of training images to use: the first ones of MNIST, or evenly spread ones of a directory; 0: all");
   option("--test-images", &Training::test_images, in_range(0), "number of test images to use; 0: all");
-  option("--verbose", &Training::verbose,
-         "also print, in duet train, each rank's process and host, and the environment variables that made it a rank");
 }
 
 std::array<DeviceKind, 2> choices(DeviceKind) { return {DeviceKind::cpu, DeviceKind::cuda}; }
@@ -222,7 +220,7 @@ std::vector<std::string> arguments_of(const Training& training) {
 std::vector<ddp::Setting> shared_settings(const Training& training) {
   static const std::set<std::string> own = {"--graph",        "--graph-steps", "--workers",  "--threads-per-device",
                                             "--data",         "--quiet",       "--download", "--loader-workers",
-                                            "--train-images", "--test-images", "--verbose"};
+                                            "--train-images", "--test-images"};
   std::vector<ddp::Setting> settings;
   training_options([&](const char* name, auto member, const auto&...) {
     if (!own.contains(name)) settings.push_back({name, text_of(training.*member)});
@@ -256,7 +254,8 @@ void add_parked(CLI::App& app, TrainOptions& options) {
 void add_train(CLI::App& app, TrainOptions& options) {
   add_choice(
       app, "--mode", options.mode, kModes,
-      "how devices share the work: averaging is the tutorial's loop, dp DataParallel, ddp DistributedDataParallel");
+      "how devices share the work: dp is DataParallel, ddp DistributedDataParallel, and averaging averages gradients "
+      "by hand");
   app.add_option("--devices", options.devices, "number of devices; mode single uses 1")->check(one_count());
   app.add_option("--backend", options.backend,
                  "transport of collectives in averaging and ddp; auto: nccl for GPUs, else shm if available, else tcp. "
@@ -266,6 +265,8 @@ void add_train(CLI::App& app, TrainOptions& options) {
                  "number of images in a batch, shared by all devices; networks for colour images default to 32")
       ->check(in_range(1));
   add_training(app, options);
+  app.add_flag("--verbose", options.verbose,
+               "also print each rank's process and host, and the environment variables that made it a rank");
   app.add_option("--timeout", options.timeout_s,
                  "seconds that a collective of ddp may take before it fails and names the missing ranks; default: the "
                  "launcher's, 300")
