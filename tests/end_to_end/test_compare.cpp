@@ -93,7 +93,7 @@ TEST_CASE("compare prints one screen: an answer, and a line for each mode") {
   REQUIRE(ran.status == 0);
   const std::size_t screen = ran.out.find("\nduet ");
   REQUIRE(screen != std::string::npos);
-  const std::size_t lines = ran.out.find("\nTotal execution time for 1 CPU devices: ");
+  const std::size_t lines = ran.out.find("\nTotal execution time for 1 CPU device: ");
   REQUIRE(lines != std::string::npos);
   CHECK(std::count(ran.out.begin() + static_cast<std::ptrdiff_t>(screen) + 1,
                    ran.out.begin() + static_cast<std::ptrdiff_t>(lines), '\n') <= 24);

@@ -242,7 +242,7 @@ TEST_CASE("the averaging mode prints the tutorial's lines") {
   INFO(ran.out << ran.err);
   CHECK(ran.status == 0);
   CHECK_THAT(ran.out, duet_test::ContainsSubstring("\nRank  0 , epoch  0 :  2."));
-  CHECK_THAT(ran.out, duet_test::ContainsSubstring("\nTotal execution time for 1 CPU devices: "));
+  CHECK_THAT(ran.out, duet_test::ContainsSubstring("\nTotal execution time for 1 CPU device: "));
 }
 
 TEST_CASE("bench all_reduce starts its own ranks, prints every size, and writes JSON and a page") {

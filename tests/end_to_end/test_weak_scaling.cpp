@@ -61,7 +61,8 @@ TEST_CASE("a comparison of averaging alone prints the tutorials' lines") {
   const std::string page = read_file(folder.path() + "/index.html");
   std::size_t at = 0;
   for (int devices = 1; devices <= 4; ++devices) {
-    const std::string line = "\nTotal execution time for " + std::to_string(devices) + " CPU devices: ";
+    const std::string line =
+        duet::concat("\nTotal execution time for ", devices, " CPU device", devices == 1 ? ": " : "s: ");
     at = ran.out.find(line, at);
     REQUIRE(at != std::string::npos);
     const std::string shown = ran.out.substr(at + 1, ran.out.find('\n', at + 1) - at - 1);

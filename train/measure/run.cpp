@@ -277,8 +277,8 @@ std::string sharing(const Run& run) {
 }
 
 std::string execution_line(int devices, bool on_gpus, double execution_s) {
-  return concat("Total execution time for ", devices, on_gpus ? " GPUs: " : " CPU devices: ", fixed(execution_s, 1),
-                " seconds");
+  return concat("Total execution time for ", devices, on_gpus ? " GPU" : " CPU device",
+                devices == 1 ? ": " : "s: ", fixed(execution_s, 1), " seconds");
 }
 
 }  // namespace duet::cli
