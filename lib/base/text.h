@@ -14,6 +14,7 @@
 #include <string>
 #include <string_view>
 #include <system_error>
+#include <vector>
 
 namespace duet {
 
@@ -87,12 +88,18 @@ inline std::string printable(std::string_view text, std::string_view kept = "") 
   return out;
 }
 
-/// "a, b, c and 4 more".
-inline std::string some_of(std::span<const std::string> names, std::size_t most = 4) {
+/// "1", "1 and 2", "1, 2 and 4", or with another word before the last. Of more than `most`: "a, b, c and 4 more".
+inline std::string listed(std::vector<std::string> items, const std::string& last = "and",
+                          std::size_t most = SIZE_MAX) {
+  if (items.size() > most) {
+    const std::string others = std::to_string(items.size() - most) + " more";
+    items.resize(most);
+    items.push_back(others);
+  }
   std::string all;
-  for (const std::string& name : names.first(names.size() < most ? names.size() : most))
-    all += (all.empty() ? "" : ", ") + name;
-  return names.size() > most ? all + " and " + std::to_string(names.size() - most) + " more" : all;
+  for (std::size_t i = 0; i < items.size(); ++i)
+    all += (i == 0 ? "" : i + 1 < items.size() ? ", " : " " + last + " ") + items[i];
+  return all;
 }
 
 /// "Too many open files (errno 24)".

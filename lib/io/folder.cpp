@@ -53,7 +53,7 @@ std::vector<std::string> list_folder(const std::string& path) {
 std::string content_of(const std::string& path) {
   std::vector<std::string> names = is_folder(path) ? list_folder(path) : std::vector<std::string>();
   std::sort(names.begin(), names.end());
-  return names.empty() ? "" : ", but has " + some_of(names);
+  return names.empty() ? "" : ", but has " + listed(names, "and", 4);
 }
 
 std::string folder_of(const std::string& path) {

@@ -13,6 +13,7 @@
 #include "train/system/display.h"
 
 using namespace duet::cli;
+using duet::listed;
 using duet::python_float;
 
 TEST_CASE("a terminal gets colours and a rewritten line, anything else plain text") {
@@ -57,6 +58,7 @@ TEST_CASE("numbers as people read them") {
   CHECK(listed({}) == "");
   CHECK(listed({"1"}) == "1");
   CHECK(listed({"1", "2", "4"}) == "1, 2 and 4");
+  CHECK(listed({"1", "2", "4", "8"}, "and", 2) == "1, 2 and 2 more");
   CHECK(width("▕█▏") == 3);
   CHECK(median({3, 1, 2}) == 2);
   CHECK(median({4, 1, 2, 3}) == 2.5);

@@ -47,15 +47,6 @@ std::string shortest(double value) { return digits_of(value); }
 
 std::string seconds(double value) { return fixed(value, value < 10 ? (value < 1 ? 3 : 2) : value < 100 ? 1 : 0); }
 
-std::string listed(const std::vector<std::string>& items, const char* last) {
-  std::string out;
-  for (std::size_t i = 0; i < items.size(); ++i) {
-    if (i > 0) out += i + 1 == items.size() ? concat(" ", last, " ") : ", ";
-    out += items[i];
-  }
-  return out;
-}
-
 std::size_t width(const std::string& text) {
   return static_cast<std::size_t>(
       std::count_if(text.begin(), text.end(), [](char c) { return (static_cast<unsigned char>(c) & 0xC0) != 0x80; }));

@@ -23,8 +23,6 @@ std::string fixed(double value, int digits);
 std::string shortest(double value);
 /// Seconds with three significant digits: "0.184", "5.87", "124".
 std::string seconds(double value);
-/// "1", "1 and 2", "1, 2 and 4", or with another word before the last.
-std::string listed(const std::vector<std::string>& items, const char* last = "and");
 /// Number of characters (code points) of UTF-8 text, for columns.
 std::size_t width(const std::string& text);
 /// Text at one side of a column of so many characters; longer text stays whole.

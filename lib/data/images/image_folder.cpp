@@ -150,11 +150,11 @@ ImageFolder::ImageFolder(const fs::path& root, const ImageFolderOptions& options
     if (begins_.back() == size()) empty.push_back(name);
   }
   begins_.push_back(size());
-  const std::string endings = some_of(std::vector<std::string>(std::begin(kEndings), std::end(kEndings)), 9);
-  require<DataError>(empty.empty(), root.string(), ": no images in the classes ", some_of(empty),
+  const std::string endings = listed({std::begin(kEndings), std::end(kEndings)}, "or");
+  require<DataError>(empty.empty(), root.string(), ": no images in the classes ", listed(empty, "and", 4),
                      "; expected files that end in ", endings);
   if (!left_out.empty() && is_first_rank())
-    std::cerr << concat("warning: ", printable(root.string()), ": leaves out ", printable(some_of(left_out)),
+    std::cerr << concat("warning: ", printable(root.string()), ": leaves out ", printable(listed(left_out, "and", 4)),
                         ": directories of such names hold no samples, and images must end in ", endings, '\n');
   look_at_files();
 }
@@ -218,7 +218,7 @@ void require_same_classes(const std::string& subject, const ImageFolder& train, 
   const auto only = [](const char* part, const ImageFolder& set, const ImageFolder& other) {
     std::vector<std::string> names;
     std::ranges::set_difference(set.classes(), other.classes(), std::back_inserter(names));
-    return names.empty() ? "" : concat("; only ", part, " has ", some_of(names));
+    return names.empty() ? "" : concat("; only ", part, " has ", listed(names, "and", 4));
   };
   require<DataError>(train.classes() == val.classes(), subject, ": train has ", train.classes().size(),
                      " classes and val ", val.classes().size(), ", expected the same directories in both",

@@ -105,7 +105,7 @@ TEST_CASE("folders that hold no classes of images are errors that name them") {
   put(root / "a/1.png", 0);
   fs::create_directories(root / "x/inner");
   fs::create_directories(root / "y");
-  CHECK_THROWS_WITH(ImageFolder(root.path()), ContainsSubstring("no images in the classes x, y; expected"));
+  CHECK_THROWS_WITH(ImageFolder(root.path()), ContainsSubstring("no images in the classes x and y; expected"));
   put(root / "x/inner/1.png", 0);
   put(root / "y/1.png", 0);
   CHECK(ImageFolder(root.path()).size() == 3);
