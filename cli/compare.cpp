@@ -85,7 +85,7 @@ int run(const CompareOptions& options, const std::string& command_line) {
   if (results.partial)
     std::fprintf(
         stderr, "duet: interrupted by %s: %s\n", signal_text(noted_signal()).c_str(),
-        results.runs.empty() ? "no cell had ended, so there is no report" : "the report has the cells that had ended");
+        results.runs.empty() ? "no run had ended, so there is no report" : "the report has the runs that had ended");
   if (!results.runs.empty()) {
     const ShowSettings show{.wide = options.wide,
                             .tutorial = options.tutorial,

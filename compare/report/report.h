@@ -38,7 +38,7 @@ struct ScreenOptions {
 std::string first_screen(const Results& results, const ScreenOptions& options);
 /// Said below the table of an interrupted comparison.
 inline constexpr const char* kPartial =
-    "partial: interrupted, only cells that had ended are listed, with the rounds so far";
+    "partial: interrupted, only runs that had ended are listed, with the rounds so far";
 
 /// What duet show prints of two comparisons: lines of at most `columns` characters, limited as first_screen() does. The
 /// machine of each, their settings, a warning for each setting that differs, and a row for each mode and number of

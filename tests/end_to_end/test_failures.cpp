@@ -118,7 +118,7 @@ TEST_CASE("a signal to a comparison keeps the cells that have ended, marked as a
     const Results results = results_from_json(text);
     REQUIRE_FALSE(results.runs.empty());
     for (const Run& run : results.runs) CHECK((run.ok && run.mode == "single"));
-    const auto partial = duet_test::ContainsSubstring("partial: interrupted, only cells that had ended are listed");
+    const auto partial = duet_test::ContainsSubstring("partial: interrupted, only runs that had ended are listed");
     CHECK_THAT(ran.out, duet_test::ContainsSubstring("\n single ") && partial);
     CHECK_THAT(read_file(out + "/index.html"), partial);
   }
