@@ -172,6 +172,9 @@ TEST_CASE("the parts of a loss are shown only where they explain it") {
                                                "communication", "wrapper", "unexplained"});
   REQUIRE(chart.series.size() == 3);
   CHECK(chart.series[2].name == "ddp 2");
+  double lost_us = 0;
+  for (const ChartPoint& point : chart.series[2].points) lost_us += point.low + point.high;
+  CHECK(lost_us == Approx(overhead_of(results, results.runs[4])->lost_us()));
   CHECK(chart.series[2].points.at(1).high ==
         Approx(1500).epsilon(0.01));  // neither a smaller batch nor waiting was measured
   CHECK_THAT(chart.series[2].points[1].tip, duet_test::ContainsSubstring("ddp 2, communication: 1,500 us (1,4"));

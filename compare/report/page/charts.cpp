@@ -127,7 +127,7 @@ std::string parts_caption(const Results& results) {
   if (any_run(results, [](const Run& run) {
         return run.devices > 1 && run.mode != "dp" && !run.step_waiting_us && run.step_us.communication > 0;
       }))
-    text += " Where no trace of one clock parts them, communication holds waiting, too.";
+    text += " If no trace of one clock parts them, communication includes waiting.";
   return text;
 }
 
@@ -243,8 +243,8 @@ Chart speedup_chart(const Results& results) {
   // The legend has the modes first.
   std::stable_partition(chart.series.begin(), chart.series.end(),
                         [](const ChartSeries& series) { return series.shape == "bar"; });
-  chart.caption = load_of(results) ? "Other programs disturbed most rounds: nothing is concluded."
-                                   : "Bars are 95 % intervals where there were rounds.";
+  chart.caption =
+      load_of(results) ? "Other programs disturbed most rounds: nothing is concluded." : "Bars are 95 % intervals.";
   return chart;
 }
 
@@ -266,13 +266,16 @@ Chart overhead_chart(const Results& results) {
       continue;
     }
     ChartSeries series{label, run->mode, "bar"};
+    double rest = overhead.lost_us();  // unexplained: what the bars above leave
     for (auto part = overhead.parts.begin() + 1; part != overhead.parts.end(); ++part) {
       const auto row = std::find(chart.rows.begin(), chart.rows.end(), part->title) - chart.rows.begin();
       if (row == std::ssize(chart.rows)) chart.add_row(part->title);
       if (!part->us) missing.insert(part->title);
       if (!part->us) continue;
-      const std::optional<Interval> range = part->interval();
-      const double us = range ? range->middle : *part->us;
+      const bool last = part + 1 == overhead.parts.end();
+      const std::optional<Interval> range = last ? std::nullopt : part->interval();
+      const double us = last ? rest : range ? range->middle : *part->us;
+      rest -= us;
       series.add(static_cast<double>(row), {us, std::min(0.0, us), std::max(0.0, us)},
                  concat(label, ", ", part->title, ": ", us_text(us), range ? " " + us_ends(*range) : ""));
     }
@@ -363,13 +366,13 @@ Chart step_chart(const Results& results) {
   Chart chart{.id = "step", .title = "One step, as it ran", .unit = "us"};
   for (const Run* run : runs_to_draw(results))
     for (const std::string& lane : lanes_of(*run)) {
-      const double row = chart.add_row(concat(run->mode, ", ", lane));
+      const std::string title = concat(run->mode, ", ", lane);
+      const double row = chart.add_row(lane.find(", ") == lane.npos ? title : lane.substr(lane.find(", ") + 2));
       for (std::size_t i = 0; i < run->median_step.size(); ++i) {
         const StepEvent& event = run->median_step[i];
         if (event.lane != lane) continue;
-        const std::string tip =
-            concat(chart.rows.back(), ": ", event.name == kWaiting ? waiting_text(*run) : event.name, " ",
-                   us_text(event.end_us - event.begin_us));
+        const std::string tip = concat(title, ": ", event.name == kWaiting ? waiting_text(*run) : event.name, " ",
+                                       us_text(event.end_us - event.begin_us));
         for (const auto& [begin, end] : bare_stretches(run->median_step, i))
           chart.bar(part_of(event.name)).add(row, {end - begin, begin, end}, tip);
       }

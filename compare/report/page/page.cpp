@@ -134,7 +134,7 @@ std::string Page::html() const {
        {"heading", escaped(heading_)},
        {"style", page_file("report.css")},
        {"body", (drawn ? "<noscript><style>.canvas, figcaption { display: none; }</style>\n"
-                         "<p class=\"note\">Pictures of curves are drawn by a script.</p></noscript>\n"
+                         "<p class=\"note\">Pictures of curves need JavaScript.</p></noscript>\n"
                        : page_note("There are no pictures: duet was built without Chart.js, which Debian's package "
                                    "libjs-chart.js brings.")) +
                     body_},

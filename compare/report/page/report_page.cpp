@@ -128,7 +128,7 @@ void add_prediction(const Results& results, Page& page, std::map<std::string, st
   Chart efficiency = efficiency_chart(rows);
   efficiency.caption =
       "Computed from the step's cost over batch sizes, the slow-down of devices next to each other and the time of "
-      "all-reduces, never from the cells themselves; for devices that one host would have. duet predict computes other "
+      "all-reduces, never from the rows themselves; for devices that one host would have. duet predict computes other "
       "links, hosts and batches.";
   values["efficiency"] = page.picture(efficiency);
   values["bounds"] = page.picture(bounds_chart(rows));

@@ -221,8 +221,10 @@ TEST_CASE("the page has machine, network and batch under its headline, and speed
 }
 
 TEST_CASE("a picture as SVG has its bars, and all values in words") {
-  const Chart chart = speedup_chart(duet_test::made_up());
+  Chart chart = speedup_chart(duet_test::made_up());
+  chart.series[0].points[0].low = -0.1;
   const std::string svg = to_svg(chart);
+  CHECK_THAT(svg, duet_test::ContainsSubstring(">0</text>") && !duet_test::ContainsSubstring(">-0</text>"));
   CHECK(svg.starts_with("<svg xmlns="));
   CHECK(svg.ends_with("</svg>\n"));
   for (const std::string& text : {chart.title, alternative_text(chart), std::string("dp 2")})
