@@ -164,8 +164,8 @@ std::string part_text(const Results& results, const Run& run, const OverheadPart
   if (name == "uneven") return dp ? "waiting for the slower replica" : "waiting for the slower rank";
   if (name == "communication" && !dp && !run.step_waiting_us) return "waiting for all-reduces";
   if (name == "communication")
-    return concat(fixed(static_cast<double>(results.parameters) * 4 / 1e6, 1), " MB of ",
-                  run.mode == "averaging" ? "parameters" : "gradients", " are moved and added");
+    return concat(gradients_text(results.parameters), " of ", run.mode == "averaging" ? "parameters" : "gradients",
+                  " are moved and added");
   if (name == "wrapper") return dp ? "scatter, replicate, gather, input and update" : "input, update and the wrapper";
   return part.title;
 }

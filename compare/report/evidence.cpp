@@ -63,8 +63,8 @@ bool equal_speeds(const std::optional<Interval>& ratio) {
   return ratio && ratio->low >= 1 - kEqual && ratio->high <= 1 + kEqual;
 }
 
-std::string not_told_apart(const Interval& ratio) {
-  return concat("could not be told apart (", fixed(ratio.low, 2), " to ", fixed(ratio.high, 2), ")");
+std::string not_told_apart(const Interval& ratio, const std::string& other) {
+  return concat("could not be told apart from ", other, " (", fixed(ratio.low, 2), " to ", fixed(ratio.high, 2), ")");
 }
 
 bool wraps(const Run& run) { return run.ok && (run.mode == "dp" || run.mode == "ddp"); }

@@ -41,8 +41,8 @@ int largest_fair(const Results& results);
 std::optional<Interval> speed_against(const Run& a, const Run& b);
 /// Whether the ratio of two speeds is 1 within 5 %, so that one may be called as fast as the other.
 bool equal_speeds(const std::optional<Interval>& ratio);
-/// "could not be told apart (0.80 to 1.03)", of two speeds whose ratio may be 1 or not.
-std::string not_told_apart(const Interval& ratio);
+/// "could not be told apart from ddp (0.80 to 1.03)", of two speeds whose ratio may be 1 or not.
+std::string not_told_apart(const Interval& ratio, const std::string& other);
 /// dp and ddp, where they ran.
 bool wraps(const Run& run);
 

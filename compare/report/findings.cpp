@@ -107,8 +107,8 @@ void add_doubts(const Results& results, Evidence& evidence) {
   if (shares.empty()) return;
   const auto [least, most] = std::minmax_element(shares.begin(), shares.end());
   const std::string low = fixed(*least, 0), high = fixed(*most, 0);
-  evidence.say("Other programs had ", low, low == high ? "" : " to " + high, " % of the cores while ", shares.size(),
-               " of ", rows, " rows were timed.");
+  evidence.say("Other programs used ", low, low == high ? "" : " to " + high, " % of the cores in ", shares.size(),
+               " of ", rows, " rows.");
 }
 
 /// What bringing gradients together adds to a step of PyTorch's ranks.
@@ -303,7 +303,7 @@ std::vector<std::string> findings(const Results& results) {
   if (std::any_of(results.runs.begin(), results.runs.end(), [](const Run& run) { return !run.rounds_us.empty(); }))
     add(timed_findings(results));
   else if (any_run(results, [](const Run& run) { return run.timed(); }))
-    out.emplace_back("Nothing is concluded from these speeds: cells were not timed in rounds (--time-budget).");
+    out.emplace_back("Nothing is concluded from these speeds: the rows were not timed in rounds (--time-budget).");
   add(crowded(results));
   if (any_run(results, [](const Run& run) { return run.graph; }) &&
       any_run(results, [](const Run& run) { return !run.graph; }))

@@ -126,6 +126,9 @@ Lines rows_block(const Results& results, const std::vector<const Run*>& rows, st
   };
   Lines lines = {
       bold(cut(line("mode", axis_line(axis), "speed-up", "step", "samples/s", "same bits"), columns), style)};
+  double least_us = HUGE_VAL;
+  for (const Run* run : rows) least_us = std::min(least_us, run->ok && run->timed() ? step_us(*run) : HUGE_VAL);
+  const Unit unit = unit_of(least_us);
   for (const Run* run : rows) {
     const std::string title = cut(row_label(results, *run), name);
     if (!run->ok) {
@@ -134,8 +137,7 @@ Lines rows_block(const Results& results, const std::vector<const Run*>& rows, st
     }
     const std::string mark = above_limit(results, *run).empty() ? " " : "!";
     const std::string speed = run->speedup ? fixed(*run->speedup, 2) + mark : "- ";
-    const double us = run->timed() ? step_us(*run) : 0;
-    const std::string step = run->timed() ? unit_of(us).text(us) : "-";
+    const std::string step = run->timed() ? unit.text(step_us(*run)) : "-";
     const std::string rate = run->timed() ? rate_text(run->samples_per_s) : "-";
     lines.push_back(
         cut(line(title, picture(results, *run, axis), speed, step, rate, bits_text(results, *run)), columns));
@@ -159,7 +161,8 @@ Lines parts_of(const Results& results, const Run& run, const std::vector<Overhea
     add(*part.us, range ? concat(" (", unit.number(range->low), "..", unit.number(range->high), ")") : "",
         part_text(results, run, part));
   }
-  add(rest, "", rest < 0 ? "the parts, measured apart, exceed the whole" : "not explained");
+  if (unit.number(std::abs(rest)) != unit.number(0))
+    add(rest, "", rest < 0 ? "the parts, measured apart, exceed the whole" : "not explained");
   return lines;
 }
 
@@ -193,7 +196,7 @@ Lines more_devices_block(const Results& results, std::size_t columns) {
   if (!error) return why.empty() ? Lines() : wrapped(concat("Nothing is predicted: ", why, "."), columns, kIndent);
   const int measured = largest_fair(results);
   int shown = 0;
-  std::string text = "Computed, not measured, for as many cores:";
+  std::string text = concat("Predicted for more ", base_of(results)->on_cpu() ? "cores:" : "GPUs:");
   for (const int devices : {4, 8, 16}) {
     if (devices <= measured || shown == 2) continue;
     std::string modes;
@@ -221,19 +224,21 @@ std::string noise_note(const Results& results) {
                 ".");
 }
 
-/// Rounds that are left out.
+/// Tells which timings are left out.
 std::string disturbed_note(const Results& results) {
   if (load_of(results)) return "";
   std::vector<std::string> items;
+  std::int64_t few = 0;
+  std::size_t of = 0;
   for (const Run& run : results.runs) {
-    const std::int64_t rounds = run.disturbed_rounds();
     if (run.ok && run.mostly_busy())
-      items.push_back("most rounds of " + row_label(results, run));
-    else if (run.ok && rounds > 0)
-      items.push_back(concat(rounds, rounds == 1 ? " round of " : " rounds of ", row_label(results, run)));
+      items.push_back("most timings of " + row_label(results, run));
+    else if (run.ok)
+      few += run.disturbed_rounds(), of += run.rounds_us.size();
   }
+  if (few > 0) items.push_back(concat(few, " of ", of, items.empty() ? " timings" : " other timings"));
   if (items.empty()) return "";
-  return concat("Left out, as other programs had its cores: ", listed(items), ".");
+  return concat("Left out, as other programs used the cores: ", listed(items), ".");
 }
 
 }  // namespace
@@ -241,12 +246,13 @@ std::string disturbed_note(const Results& results) {
 std::string setting_line(const Results& results) {
   const Machine& machine = results.machine;
   const double millions = static_cast<double>(results.parameters) / 1e6;
+  const std::string parameters =
+      millions < 0.1 ? grouped(results.parameters) : fixed(millions, millions < 10 ? 2 : 0) + " M";
   const std::string precision =
       results.settings.precision == Precision::fp32 ? "" : concat(" · ", name(results.settings.precision));
   return concat("duet ", results.version, " · ", machine.cpu, ", ", count_text(machine.cores, "core"), ", ",
-                gpus_text(machine), precision, " · ", results.settings.model, ", ",
-                fixed(millions, millions < 10 ? 2 : 0), " M parameters · ", batch_text(results), " · ",
-                results.settings.data);
+                gpus_text(machine), precision, " · ", results.settings.model, ", ", parameters, " parameters · ",
+                batch_text(results), " · ", results.settings.data);
 }
 
 std::string first_screen(const Results& results, const ScreenOptions& options) {

@@ -166,7 +166,7 @@ std::string conclusion(const Results& a, const Results& b, const std::vector<Pai
   if (best == nullptr) return concat(kNothing, "no row of both was timed in rounds.");
   const Interval& speed = *best->interval;
   const bool open = side_of(speed, 1) == Side::open;
-  if (open && !equal_speeds(speed)) return concat("B and A ", not_told_apart(speed), ", with ", best->label, ".");
+  if (open && !equal_speeds(speed)) return concat("B ", not_told_apart(speed, "A"), ", with ", best->label, ".");
   return concat("B is ", open ? "" : fixed(speed.middle, 2) + " times ", "as fast as A (", fixed(speed.low, 2), " to ",
                 fixed(speed.high, 2), "), with ", best->label, ".");
 }

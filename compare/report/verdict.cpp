@@ -60,8 +60,8 @@ std::string devices_clause(const Results& results, const Candidates& best) {
     if (side_of(ratio, 1) == Side::open && equal_speeds(ratio))
       text += " as with " + mode;
     else if (ratio && side_of(ratio, 1) == Side::open && gains(run))
-      text += concat("; ", mode, ", ", times(run), " ", range(run), ", and ", mode_over(results, first), " ",
-                     not_told_apart(*ratio));
+      text += concat("; with ", mode, " ", times(run), " ", range(run), ", which ",
+                     not_told_apart(*ratio, mode_over(results, first)));
     else if (gains(run) || loses(run))
       text += concat("; with ", mode, " ", times(run), " ", range(run));
     else
@@ -107,11 +107,10 @@ std::string verdict(const Results& results) {
   const std::string alone = concat(cores, " trains ", times(all_cores), " as fast as on one ", range(all_cores), ".");
   if (!on_devices) return devices.empty() ? alone : devices + " " + alone;
   const std::optional<Interval> ratio = speed_against(all_cores, *best.front());
-  const std::string reached = concat(times(all_cores), " ", range(all_cores));
-  if (!ratio || side_of(ratio, 1) != Side::open) return concat(devices, " ", cores, " reaches ", reached, ".");
-  if (equal_speeds(ratio)) return concat(devices, " ", cores, " is as fast.");
-  return concat(devices, " ", cores, ", ", reached, ", and ", mode_on(results, *best.front()), " ",
-                not_told_apart(*ratio), ".");
+  const bool open = ratio && side_of(ratio, 1) == Side::open;
+  if (open && equal_speeds(ratio)) return concat(devices, " ", cores, " is as fast.");
+  return concat(devices, " ", cores, " reaches ", times(all_cores), " ", range(all_cores),
+                open ? ", which " + not_told_apart(*ratio, mode_on(results, *best.front())) : "", ".");
 }
 
 }  // namespace
@@ -160,7 +159,7 @@ std::string against_torch(const Results& results) {
   if (side_of(ratio, 1) != Side::open)
     return concat(duet, " is ", fixed(ratio->middle, 2), " times as fast as ", torch, " ", times_ends(*ratio), ".");
   if (equal_speeds(ratio)) return concat(duet, " is as fast as ", torch, " ", times_ends(*ratio), ".");
-  return concat(duet, " and ", torch, ", ", not_told_apart(*ratio), ".");
+  return concat(duet, " ", not_told_apart(*ratio, torch), ".");
 }
 
 }  // namespace duet::cli

@@ -84,9 +84,13 @@ std::string for_locale(const std::string& text) {
   return utf8 ? text : ascii(text);
 }
 
+std::string gradients_text(std::int64_t parameters) {
+  const double kb = static_cast<double>(parameters) * 4 / 1e3;
+  return kb < 100 ? fixed(kb, 0) + " kB" : fixed(kb / 1e3, 1) + " MB";
+}
+
 std::string network_text(const std::string& name, std::int64_t parameters) {
-  return concat(name, ", ", grouped(parameters), " parameters (", fixed(static_cast<double>(parameters) * 4 / 1e6, 1),
-                " MB of gradients)");
+  return concat(name, ", ", grouped(parameters), " parameters (", gradients_text(parameters), " of gradients)");
 }
 
 TerminalStyle terminal_style(bool is_terminal, bool quiet, const char* no_color, const char* term) {

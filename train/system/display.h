@@ -39,6 +39,8 @@ std::string for_locale(const std::string& text);
 
 /// Describes a network: "resnet18, 11,181,642 parameters (44.7 MB of gradients)".
 std::string network_text(const std::string& name, std::int64_t parameters);
+/// "1.7 MB": the gradients of so many parameters.
+std::string gradients_text(std::int64_t parameters);
 
 struct TerminalStyle {
   bool colour = false;   // escape sequences

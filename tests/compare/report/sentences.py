@@ -27,7 +27,7 @@ class Screen:
         ran = subprocess.run([duet, "show", path], capture_output=True, text=True, timeout=60, check=True)
         lines = ran.stdout.splitlines()
         head = next(i for i, line in enumerate(lines) if line.startswith("  mode "))
-        end = next((i for i in range(head, len(lines)) if re.match(r"  (All \d|Why|Nearly|Noise|Left|Nothing|Comp|Speed)", lines[i])
+        end = next((i for i in range(head, len(lines)) if re.match(r"  (All \d|Why|Nearly|Noise|Left|Nothing|Pred|Speed)", lines[i])
                     or not lines[i].strip()), len(lines))
         self.rows = lines[head + 1:end]
         self.above = " ".join(" ".join(lines[2:head]).split())
@@ -66,11 +66,13 @@ class Screen:
 
 def check_rows(screen):
     """The speed-up is single's step time divided by the row's (per sample), and the median of the rounds' ratios."""
-    found = {}
+    found, units = {}, set()
     for line in screen.rows:
         cells = re.match(rf"  (\S.*?)  .*?\s(\d+\.\d\d)[ !]\s+({NUMBER}) (us|ms|s)\s+({NUMBER})  \S", line)
         if cells:
+            units.add(cells[4])
             found[cells[1].strip()] = (float(cells[2]), value(cells[3]) * {"us": 1, "ms": 1e3, "s": 1e6}[cells[4]], value(cells[5]))
+    yield len(units) == 1, f"steps in {units}"
     single = found["single"][1]
     for label, (speedup, step_us, rate) in found.items():
         batch = screen.runs[label]["batch"]
@@ -93,7 +95,7 @@ def check_load(screen):
     yield bool(busy) and abs(int(ends[1]) - 100 * min(busy)) <= 1, f"the least load: {screen.above}"
     yield bool(busy) and abs(int(ends[2] or ends[1]) - 100 * max(busy)) <= 1, f"the highest load: {screen.above}"
     text = screen.above + screen.below + " ".join(screen.rows)
-    for words in ("[", "Computed", "Nothing is predicted", "Why not", "Noise", "told apart", "as fast"):
+    for words in ("[", "Predicted", "Nothing is predicted", "Why not", "Noise", "told apart", "as fast"):
         yield words not in text, f"busy, but '{words}' in: {text}"
 
 
@@ -126,16 +128,17 @@ def check_equality(screen):
     for name in re.findall(r"cores is as fast\b", screen.above):
         ratios = screen.ratios(screen.runs["single, all cores"], best)
         yield abs(statistics.median(ratios) - 1) <= 0.05, f"{name}: {ratios}"
-    for low, high in re.findall(r"told apart \(([\d.]+) to ([\d.]+)\)", screen.above):
+    for low, high in re.findall(r"told apart from [^(]+ \(([\d.]+) to ([\d.]+)\)", screen.above):
         yield float(low) <= 1 <= float(high), f"told apart: {screen.above}"
 
 
 def check_causes(screen):
     """The causes add up to the loss, and none lies outside its own interval."""
-    why = re.search(rf"Why not \d+x: .*? takes ({NUMBER}) (\S+), .*?is ({NUMBER}) \S+\. Of the ({NUMBER}) \S+: (.*?)(?:Nothing is|Computed|All \d|Noise|Left|$)", screen.below)
+    why = re.search(rf"Why not \d+x: .*? takes ({NUMBER}) (\S+), .*?is ({NUMBER}) \S+\. Of the ({NUMBER}) \S+: (.*?)(?:Nothing is|Predicted|All \d|Noise|Left|$)", screen.below)
     if not why:
         return
     lost = value(why[4])
+    yield not re.search(r"-0(\.0+)? ", why[5]), f"-0: {why[0]}"
     yield abs(value(why[1]) - value(why[3]) - lost) < 0.02 * max(1, lost), f"lost: {why[0]}"
     parts = re.findall(rf"({NUMBER}) {why[2]}(?: \(({NUMBER})\.\.({NUMBER})\))?", why[5])
     yield abs(sum(value(part[0]) for part in parts) - lost) < 0.02 * len(parts) * max(1, 0.2 * lost), f"the causes: {why[0]}"
@@ -145,7 +148,7 @@ def check_causes(screen):
 
 def check_predictions(screen):
     """Predictions are printed as ranges, or the row that refutes them is named."""
-    said = re.search(r"Computed, not measured, for as many cores: (.*?)\.(?: |$)(?!\d)", screen.below)
+    said = re.search(r"Predicted for more \w+: (.*?)\.(?: |$)(?!\d)", screen.below)
     for low, high in re.findall(r"(\d+(?:\.\d+)?)x? ?(?:to|\.\.) ?(\d+(?:\.\d+)?)", said[1] if said else ""):
         yield float(low) <= float(high), f"predictions: {said[0]}"
     yield not (said and "Nothing is predicted" in screen.below), f"both: {screen.below}"

@@ -93,8 +93,8 @@ TEST_CASE("the first screen of 100 columns, and of no terminal") {
       0.10 ms                a batch of 64 costs more than its share of 128
      -0.01 ms                the parts, measured apart, exceed the whole
 
-  Computed, not measured, for as many cores: on 4 devices ddp 1.5 to 2.6x, dp 1.7 to 2.9x; on 8
-  devices ddp 2.2 to 3.7x, dp 2.3 to 3.8x.
+  Predicted for more cores: on 4 devices ddp 1.5 to 2.6x, dp 1.7 to 2.9x; on 8 devices ddp 2.2 to
+  3.7x, dp 2.3 to 3.8x.
   All 9 rows and columns: --wide · report out/index.html · other links and hosts: duet predict
   out/results.json
 )");
@@ -123,8 +123,8 @@ TEST_CASE("the first screen of 80 columns leaves samples a second out") {
       0.10 ms                a batch of 64 costs more than its share of 128
      -0.01 ms                the parts, measured apart, exceed the whole
 
-  Computed, not measured, for as many cores: on 4 devices ddp 1.5 to 2.6x, dp
-  1.7 to 2.9x; on 8 devices ddp 2.2 to 3.7x, dp 2.3 to 3.8x.
+  Predicted for more cores: on 4 devices ddp 1.5 to 2.6x, dp 1.7 to 2.9x; on 8
+  devices ddp 2.2 to 3.7x, dp 2.3 to 3.8x.
   All 9 rows and columns: --wide · report out/index.html · other links and
   hosts: duet predict out/results.json
 )");
@@ -167,7 +167,7 @@ TEST_CASE("a screen without rounds concludes nothing") {
   for (Run& run : results.runs) run.ok = false;
   CHECK_THAT(first_screen(results, {}),
              duet_test::ContainsSubstring("no row of dp or ddp on several devices has a result.") &&
-                 !duet_test::ContainsSubstring("Computed"));
+                 !duet_test::ContainsSubstring("Predicted"));
 }
 
 TEST_CASE("plain steps are no noise of replayed ones") {
