@@ -27,7 +27,7 @@ namespace duet::ddp {
 namespace {
 
 constexpr std::size_t kQueued = 64;  // calls in the background for which there is memory from the start
-/// How often the group's thread looks for messages, and for collectives that no thread waits for.
+/// How often the group's threads look for messages, and for collectives, that no thread waits for.
 constexpr auto kTick = std::chrono::milliseconds(20);
 
 /// A message to or from another rank: its header, which both sides compare, and its data.
@@ -77,14 +77,17 @@ class EngineGroup final : public ProcessGroup {
   EngineGroup(std::unique_ptr<Engine> engine, const GroupOptions& options)
       : ProcessGroup(engine->transport().rank(), engine->transport().size()),
         core_(std::make_shared<Core>(std::move(engine), options)),
-        waiters_run_(core_->engine->runs_in_waiters()),
-        ticks_(waiters_run_ || core_->transport().needs_progress()) {
+        waiters_run_(core_->engine->runs_in_waiters()) {
     tasks_.reserve(kQueued);
     try {
-      thread_ = with_patience([this] {
-        return start_thread(concat("the communication thread of rank ", this->rank()), [this] { serve(); });
-      });
+      const auto started = [this](const char* what, void (EngineGroup::*body)()) {
+        return with_patience([&] { return start_thread(concat(what, this->rank()), [=, this] { (this->*body)(); }); });
+      };
+      if (core_->transport().needs_progress())
+        mover_ = started("the thread of messages of rank ", &EngineGroup::move_messages);
+      thread_ = started("the communication thread of rank ", &EngineGroup::serve);
     } catch (...) {
+      end_threads();
       core_->transport().close();  // the peers must not wait for this rank
       throw;
     }
@@ -93,12 +96,7 @@ class EngineGroup final : public ProcessGroup {
   ~EngineGroup() override {
     if (is_dropped()) core_->transport().close();
     if (waiters_run_) run_until(kAll, true);
-    {
-      const std::lock_guard lock(mutex_);
-      stopping_ = true;
-      wake_.notify_all();
-    }
-    thread_.join();
+    end_threads();
     run_until(kAll, true);
     core_->engine->drain(core_->options.leave_timeout);
     core_->failure.close();
@@ -278,7 +276,7 @@ class EngineGroup final : public ProcessGroup {
     std::uint64_t seen = kAll;
     const auto due = [this] { return stopping_ || urgent_ || (!waiters_run_ && !tasks_.empty()); };
     while (!stopping_) {
-      if (ticks_)
+      if (waiters_run_)
         wake_.wait_for(lock, kTick, due);
       else
         wake_.wait(lock, due);
@@ -289,21 +287,37 @@ class EngineGroup final : public ProcessGroup {
       const std::uint64_t last = asked_;
       lock.unlock();
       if (runs) run_until(last, false);
-      if (ticks_) progress();
       lock.lock();
     }
   }
 
-  void progress() {
-    try {
-      core_->transport().progress();
-    } catch (const std::exception& error) {
-      core_->failure.add("a message", rank(), error);
+  void end_threads() {
+    {
+      const std::lock_guard lock(mutex_);
+      stopping_ = true;
+      wake_.notify_all();
+      ending_.notify_all();
+    }
+    for (std::thread* const thread : {&thread_, &mover_})
+      if (thread->joinable()) thread->join();
+  }
+
+  /// On a thread of its own, as the group's may be in a collective for which a rank comes only after its messages.
+  void move_messages() {
+    std::unique_lock lock(mutex_);
+    while (!ending_.wait_for(lock, kTick, [this] { return stopping_; })) {
+      lock.unlock();
+      try {
+        core_->transport().progress();
+      } catch (const std::exception& error) {
+        core_->failure.add("a message", rank(), error);
+      }
+      lock.lock();
     }
   }
 
   const std::shared_ptr<Core> core_;
-  const bool waiters_run_, ticks_;
+  const bool waiters_run_;
 
   std::mutex running_;  // held by the thread that carries out collectives, for as long as that takes
 
@@ -311,11 +325,11 @@ class EngineGroup final : public ProcessGroup {
   std::vector<Task> tasks_;             // in the order of the calls
   std::uint64_t done_ = 0, asked_ = 0;  // collectives that have ended, and that were started
   WorkPool works_;
-  std::condition_variable wake_;
+  std::condition_variable wake_, ending_;
   bool urgent_ = false, stopping_ = false;
 
   std::map<std::tuple<Collective, int, int>, std::uint64_t> messages_;  // sent to and received from (peer, tag)
-  std::thread thread_;
+  std::thread thread_, mover_;
 };
 
 }  // namespace

@@ -154,6 +154,31 @@ TEST_CASE("groups of several hosts give the bits of one network, and move less b
   }
 }
 
+TEST_CASE("messages arrive while a group's own thread runs a collective") {
+  const auto body = [](ProcessGroup& group) {
+    std::vector<float> large(1 << 20, 1.0f), small(1, 1.0f);
+    Work sending;
+    if (group.rank() == 0) sending = group.send(std::span<float>(large), 2);
+    if (group.rank() == 2) {
+      group.recv(std::span<float>(large), 0).wait();
+      group.send(std::span<float>(small), 1).wait();
+    }
+    if (group.rank() == 1) group.recv(std::span<float>(small), 2).wait();  // comes to the sum once the message has
+    Work sum = group.all_reduce(std::span<float>(small));
+    try {
+      if (group.rank() == 0) sum.wait(100ms);  // hands it to the group's thread
+    } catch (const CommError&) {
+    }
+    sum.wait();
+    sending.wait();
+    CHECK(small[0] == 3);
+  };
+  const GroupOptions options{.timeout = 20s, .leave_timeout = 1s};
+  auto failures = try_ranks(Over::shm, 3, options, body);
+  for (auto& one : try_hosts({0, 1, 0}, true, body, [&](int) { return options; })) failures.push_back(std::move(one));
+  for (const auto& one : failures) CHECK(text_of(one) == "");
+}
+
 TEST_CASE("sums are made host by host") {
   const auto bytes_of = [](const std::vector<int>& hosts) {
     network_bytes = 0;
