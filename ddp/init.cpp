@@ -264,13 +264,15 @@ std::shared_ptr<Store> open_store(const InitOptions& options, const Rendezvous& 
   }
   if (meeting.scheme == "file")
     return std::make_shared<FileStore>(meeting.place, meeting.run, meeting.world_size, options.join_timeout);
+  const bool elastic = environment_variable(kElasticVariable).has_value();
   TcpStoreOptions tcp_options{.host = meeting.host,
                               .port = meeting.port,
                               .more_ports = meeting.more_ports,
                               .run = meeting.run,
                               .secret = given_secret(),
                               .one_host = meeting.one_host,
-                              .serve = meeting.rank == 0 && !environment_variable(kElasticVariable),  // else a launcher
+                              .early = elastic,
+                              .serve = meeting.rank == 0 && !elastic,  // else a launcher
                               .ranks = meeting.world_size,
                               .timeout = options.join_timeout};
   if (!meeting.place.empty() && meeting.scheme == "env") {

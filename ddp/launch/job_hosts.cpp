@@ -396,7 +396,7 @@ class FollowerHosts final : public JobHosts {
     }
     if (is_over_) return events;
     if (const std::string gone = look_for_arbiter(); !gone.empty()) {
-      is_over_ = true;
+      is_over_ = is_gone_ = true;
       events.push_back({.kind = HostEvent::Kind::ends, .text = "the launcher of host 0 " + gone});
     }
     return events;
@@ -416,7 +416,8 @@ class FollowerHosts final : public JobHosts {
 
   void end(const std::string& failure, bool leaves) override {
     using End = Report::End;
-    send({.ended = is_over_ || failure.empty() ? End::well : leaves ? End::left : End::failed, .failure = failure});
+    const bool well = failure.empty() || (is_over_ && !is_gone_);
+    send({.ended = well ? End::well : leaves || is_gone_ ? End::left : End::failed, .failure = failure});
   }
 
  private:
@@ -455,10 +456,10 @@ class FollowerHosts final : public JobHosts {
   const std::function<bool()> end_processes_;
   std::int64_t starts_ = 0;  // that have been taken
   Backlog<Report::Loss> losses_;
-  bool is_idle_ = false;    // no process runs here
-  std::int32_t begun_ = 0;  // how often all ranks have begun again
-  std::map<int, int> own_;  // processes on this host, and how many had their number before
-  bool is_over_ = false;
+  bool is_idle_ = false;                    // no process runs here
+  std::int32_t begun_ = 0;                  // how often all ranks have begun again
+  std::map<int, int> own_;                  // processes on this host, and how many had their number before
+  bool is_over_ = false, is_gone_ = false;  // the second: the arbiter's launcher, or it is stopped
 };
 
 }  // namespace

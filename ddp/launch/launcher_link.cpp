@@ -135,7 +135,7 @@ void Outbox::serve() {
     if (!text_) return;
     const std::string text = *std::exchange(text_, {});
     lock.unlock();
-    store_->set(key_, text);
+    store_->post(key_, text);  // no answer, for which the next text would wait
     lock.lock();
     sent_ = Clock::now();
   }

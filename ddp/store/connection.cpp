@@ -200,8 +200,8 @@ std::string handshake_proof(const std::string& secret, std::string_view purpose,
   return hmac(secret, text);
 }
 
-std::string authenticate(Connection& connection, const Credentials& credentials, std::uint32_t rank,
-                         const std::string& listener, Clock::time_point deadline) {
+Handshake authenticate(Connection& connection, const Credentials& credentials, std::uint32_t rank,
+                       const std::string& listener, Clock::time_point deadline) {
   std::string hello = service_mark(credentials.service);
   for (std::size_t i = 0; i < kRankBytes; ++i) hello.push_back(static_cast<char>(rank >> 8 * i & 0xff));
   hello += endpoint_bytes(connection.peer()) + random_bytes(kNumberBytes);
@@ -213,13 +213,14 @@ std::string authenticate(Connection& connection, const Credentials& credentials,
     return handshake_proof(credentials.secret, purpose, hello, number);
   };
   connection.write(proof("caller"), deadline);
-  const std::string verdict = connection.read(kMagic.size(), deadline);
-  if (verdict != kMagic && verdict != kDenied) throw_refusal(verdict, connection, listener, deadline);
-  if (verdict == kDenied || !equal_secrets(connection.read(kProofBytes, deadline), proof("listener")))
-    throw Refused(kDenied, concat(listener, " has another secret than this rank (", kSecretFileVariable, ", ",
-                                  kSecretVariable, "; without them on one host, that of the user in a folder of ",
-                                  "$TMPDIR), or is a relay that changes what it passes on"));
-  return proof("session");
+  return {proof("session"), [&connection, listener, expected = proof("listener")](Clock::time_point until) {
+            const std::string verdict = connection.read(kMagic.size(), until);
+            if (verdict != kMagic && verdict != kDenied) throw_refusal(verdict, connection, listener, until);
+            if (verdict == kDenied || !equal_secrets(connection.read(kProofBytes, until), expected))
+              throw Refused(kDenied, concat(listener, " has another secret than this rank (", kSecretFileVariable, ", ",
+                                            kSecretVariable, "; without them on one host, that of the user in a ",
+                                            "folder of $TMPDIR), or is a relay that changes what it passes on"));
+          }};
 }
 
 Authenticated authenticate_caller(Connection& connection, const Credentials& credentials,

@@ -115,10 +115,14 @@ class Refused : public CommError {
   const std::string_view verdict;  // one of those above; empty where the listener speaks another protocol
 };
 
-/// The caller's part: returns the session's key, which only the two ends know. Errors begin with `listener`. Throws
-/// Refused or LostConnection.
-std::string authenticate(Connection& connection, const Credentials& credentials, std::uint32_t rank,
-                         const std::string& listener, Clock::time_point deadline);
+/// The caller's part up to its proof; finish() reads the listener's, to which what is sent before then goes unproven.
+/// Errors begin with `listener`. Both throw Refused or LostConnection.
+struct Handshake {
+  std::string session_key;  // which only the two ends know
+  std::function<void(Clock::time_point deadline)> finish;
+};
+Handshake authenticate(Connection& connection, const Credentials& credentials, std::uint32_t rank,
+                       const std::string& listener, Clock::time_point deadline);
 
 struct Authenticated {
   std::uint32_t rank = 0;   // the caller's, as it says

@@ -100,13 +100,14 @@ class Store {
  protected:
   explicit Store(Milliseconds timeout) : timeout_(timeout) {}
 
+  std::mutex secret_mutex_;
+  std::string secret_;  // once asked for, or brought by another answer
+
  private:
   std::string ask_one(StoreOp op, std::vector<std::string> strings);
   std::int64_t ask_number(StoreOp op, std::vector<std::string> strings);
 
   Milliseconds timeout_;
-  std::mutex secret_mutex_;
-  std::string secret_;  // once asked for
   std::mutex groups_mutex_;
   std::map<int, int> groups_;  // by rank: threads of one process may share a store
 };

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstddef>
+#include <functional>
 #include <mutex>
 #include <optional>
 #include <thread>
@@ -59,7 +60,8 @@ class StoreClient {
         credentials_(credentials_of(options)),
         port_store_(options.serve ? nullptr : options.port_store),
         grace_(std::clamp(timeout_of(options), kLeastGrace, kMostGrace)),
-        interrupt_(options.interrupt) {
+        interrupt_(options.interrupt),
+        early_(options.early) {
     const int more_ports = options.serve ? 0 : options.more_ports;
     const int first = server.port();
     for (int at = 0;; at = at == more_ports ? 0 : at + 1) {
@@ -85,6 +87,7 @@ class StoreClient {
     try {
       channel_->send(request, deadline);
       if (request.code == static_cast<std::uint8_t>(StoreOp::post)) return {};
+      if (finish_) std::exchange(finish_, {})(deadline);
       reply = channel_->receive(deadline);
     } catch (const CommError& error) {
       connection_->end();
@@ -130,8 +133,9 @@ class StoreClient {
     try {
       connection_.emplace(std::move(socket), interrupt_);
       const auto until = std::min(deadline, Clock::now() + (more ? kHandshakeTimeout : kMostGrace));
-      channel_.emplace(*connection_, authenticate(*connection_, credentials_, 0, "the store at " + name(), until),
-                       false);
+      Handshake handshake = authenticate(*connection_, credentials_, 0, "the store at " + name(), until);
+      early_ ? std::swap(finish_, handshake.finish) : handshake.finish(until);
+      channel_.emplace(*connection_, std::move(handshake.session_key), false);
       return {};
     } catch (const Refused& refusal) {
       require<CommError>(refusal.verdict != kRelayed, refusal.what(), "; if it is address translation, set ",
@@ -152,11 +156,13 @@ class StoreClient {
   const std::shared_ptr<Store> port_store_;
   const Milliseconds grace_;
   const int interrupt_;
+  const bool early_;
   int failed_handshakes_ = 0;
   asio::io_context io_;  // never runs: all calls are synchronous
   std::optional<Connection> connection_;
   std::optional<StoreChannel> channel_;
-  std::string lost_;  // why the connection has failed
+  std::function<void(Clock::time_point)> finish_;  // the handshake, once a request has gone
+  std::string lost_;                               // why the connection has failed
   std::mutex mutex_;
 };
 
@@ -175,8 +181,6 @@ void serve(const tcp::endpoint& endpoint, const TcpStoreOptions& options, Clock:
 
 struct TcpStore::Parts {
   std::string run, secret;
-  std::mutex mutex;  // guards the next one
-  std::string own;   // the store's part of secret(), once it has come with another answer
   std::optional<TcpStoreServer> server;
   std::optional<StoreClient> client;
 };
@@ -217,13 +221,7 @@ Store& TcpStore::served() { return parts_->server.value().table(); }
 int TcpStore::port() const { return parts_->client->port(); }
 
 std::string TcpStore::secret() {
-  std::string own;  // a random number of this store's
-  {
-    const std::lock_guard lock(parts_->mutex);
-    own = parts_->own;
-  }
-  if (own.empty()) own = Store::secret();
-  return proof_of(parts_->secret, concat("job ", parts_->run, ' ', own));
+  return proof_of(parts_->secret, concat("job ", parts_->run, ' ', Store::secret()));  // a random one of this store's
 }
 
 std::string TcpStore::local_address() const { return parts_->client->local_address(); }
@@ -235,8 +233,8 @@ std::vector<std::string> TcpStore::request(StoreOp op, std::vector<std::string> 
   if (adds) strings.insert(strings.end(), {kSecretKey, "", random_bytes(kSecretBytes)});
   StoreFrame reply = parts_->client->ask({static_cast<std::uint8_t>(op), limit.count(), std::move(strings)}, limit);
   if (adds && !reply.strings.empty()) {
-    const std::lock_guard lock(parts_->mutex);
-    parts_->own = std::move(reply.strings.back());
+    const std::lock_guard lock(secret_mutex_);
+    secret_ = std::move(reply.strings.back());
     reply.strings.pop_back();
   }
   return std::move(reply.strings);

@@ -27,6 +27,7 @@ struct TcpStoreOptions {
   std::string secret{};
   /// All ranks are on this host: without a secret they meet on its loopback address, whatever `host` is.
   bool one_host = false;
+  bool early = false;  // the first request goes out before the server has proven itself: saves a round trip
   bool serve = false;  // true on rank 0
   int ranks = 1;       // so many clients may authenticate at once, besides 64 others
   /// Where clients reach the server by address translation, besides the address on which it listens.

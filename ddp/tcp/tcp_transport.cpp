@@ -157,7 +157,8 @@ class Mesh {
       const error_code error = Connection::connect(socket, place, until);
       require<LostConnection>(!error, error_text(error));
       Connection connection(std::move(socket));
-      authenticate(connection, {secret_, service_of(peer)}, static_cast<std::uint32_t>(rank_), name, until);
+      authenticate(connection, {secret_, service_of(peer)}, static_cast<std::uint32_t>(rank_), name, until)
+          .finish(until);
       const std::lock_guard lock(mutex_);
       sockets_[static_cast<std::size_t>(peer)] = connection.release();
       return true;

@@ -40,7 +40,7 @@ TEST_CASE("jobs that are given one secret have keys of their own, and a rank of 
     boost::asio::ip::tcp::socket socket(io);
     socket.connect({boost::asio::ip::address_v4::loopback(), static_cast<unsigned short>(listener.port())});
     Connection connection(std::move(socket));
-    authenticate(connection, {store.secret(), "rank 0"}, 1, "rank 0", Clock::now() + 60s);
+    authenticate(connection, {store.secret(), "rank 0"}, 1, "rank 0", Clock::now() + 60s).finish(Clock::now() + 60s);
   };
   CHECK_NOTHROW(call(client));
   CHECK_THROWS_WITH(call(second), ContainsSubstring("has another secret than this rank"));
