@@ -85,6 +85,7 @@ class ArbiterHosts final : public JobHosts {
       } catch (const Error&) {  // they hear no more of this launcher
         return;
       }
+      if (leaves_) return;
       std::array<pollfd, 2> events = {
           {{bell_.descriptor(), POLLIN, 0}, {signals_ != nullptr ? signals_->descriptor() : -1, POLLIN, 0}}};
       ::poll(events.data(), events.size(), static_cast<int>(kPause.count()));
@@ -149,8 +150,9 @@ class ArbiterHosts final : public JobHosts {
            std::ranges::any_of(links_, [](const auto& one) { return !one.second->is_idle; });
   }
 
-  void end(const std::string& failure, bool) override {
+  void end(const std::string& failure, bool leaves) override {
     ended_ = true;
+    leaves_ = leaves;
     reason_ = failure;
   }
 
@@ -338,7 +340,7 @@ class ArbiterHosts final : public JobHosts {
   std::int32_t begun_ = 0;       // how often all ranks have begun again
   std::uint32_t forgotten_ = 0;  // generations whose keys were deleted
   bool is_idle_ = false;         // no process runs here
-  bool ended_ = false;
+  bool ended_ = false, leaves_ = false;
   std::string reason_;
 };
 

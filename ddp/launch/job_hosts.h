@@ -53,8 +53,8 @@ class JobHosts {
   virtual std::string store() const = 0;
   /// Whether another host may still need this launcher.
   virtual bool is_needed() const = 0;
-  /// The job has ended here; empty: well. The arbiter tells the others; these tell it, which loses the host where it
-  /// only `leaves`.
+  /// The job has ended here; empty: well. The arbiter tells the others, and waits until they know unless it `leaves`;
+  /// these tell it, which loses the host if it only `leaves`.
   virtual void end(const std::string& failure, bool leaves) = 0;
 };
 

@@ -85,7 +85,7 @@ class Job {
     });
     read_lines(true);
     LaunchResult ended = result();
-    if (hosts_) hosts_->end(ended.message, interrupted_ != 0);
+    if (hosts_) hosts_->end(ended.message, follows() ? interrupted_ != 0 : hurries_);
     return ended;
   }
 
@@ -382,7 +382,8 @@ class Job {
     }
   }
   void interrupt(int signal) {
-    if (interrupted_ != 0 && kill_at_) kill_at_ = Clock::now();  // a second signal kills at once
+    hurries_ = interrupted_ != 0;
+    if (hurries_ && kill_at_) kill_at_ = Clock::now();
     interrupted_ = interrupted_ != 0 ? interrupted_ : signal;
     // Where others have their state, they need not end in order: these would end the training for all.
     send_all(follows() ? SIGKILL : signal == SIGINT ? SIGINT : SIGTERM);
@@ -558,6 +559,7 @@ class Job {
   const JobRank* overdue_ = nullptr;                      // stopped, or absent, for longer than the limit
   std::string overdue_message_{};
   int interrupted_ = 0, left_to_ranks_ = 0;  // signals
+  bool hurries_ = false;                     // a second signal kills at once
   std::optional<Clock::time_point> terminate_at_, cause_until_, sigterm_at_, kill_at_;
 };
 
