@@ -3,6 +3,7 @@
 #include <sys/stat.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -20,9 +21,10 @@ namespace {
 
 RankFile make_file(const std::string& kind, std::size_t bytes) {
   RankFile file = make_rank_file(kind);
-  require<CommError>(!file.path.empty() && ::fchmod(file.memory.get(), 0600) == 0 &&
-                         (bytes == 0 || reserve(file.memory, 0, bytes) == 0),
-                     "there is no memory for an elastic job's ", kind);
+  const bool made = !file.path.empty() && ::fchmod(file.memory.get(), 0600) == 0;
+  const int failure = !made ? errno : bytes == 0 ? 0 : reserve(file.memory, 0, bytes);
+  require<CommError>(made && failure == 0, "cannot make the memory file of an elastic job's ", kind, ": ",
+                     errno_text(failure));
   return file;
 }
 

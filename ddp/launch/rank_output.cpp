@@ -238,7 +238,7 @@ void RankOutput::write(int rank, bool is_stderr, std::string_view line) {
     if (!wrote && !complained_) {
       complained_ = true;
       write_all(STDERR_FILENO,
-                concat("cannot write all lines of rank ", rank, " into ", folder_of(rank), ": ", last_errno, "\n"));
+                concat("warning: not all lines of rank ", rank, " are in ", folder_of(rank), ": ", last_errno, "\n"));
     }
     if (!teed) return;
   }
