@@ -444,17 +444,16 @@ class ModuleHooks final : public GradientSynchroniser, private Recoverable {
     value_writes_ = store_.value_writes();
   }
 
+  void add_hashes(std::string& lines) const override {
+    for (int slot = range_.first_slot; slot < end_slot(); ++slot)
+      add_hash(lines, std::as_bytes(std::as_const(store_).value(slot).to(Device{}).span<float>()),
+               store_.slots()[static_cast<std::size_t>(slot)].name);
+  }
+
   void compare_parameters(std::int64_t step) const {
-    const Tensor values = store_.values_of(range_.first_slot, range_.slots), on_host = values.to(Device{});
-    const std::span<const std::byte> all = std::as_bytes(on_host.span<float>());
-    std::vector<NamedBytes> list;
-    for (int slot = range_.first_slot; slot < end_slot(); ++slot) {
-      const Tensor value = store_.value(slot);
-      const auto begin = static_cast<const std::byte*>(value.raw()) - static_cast<const std::byte*>(values.raw());
-      list.push_back({store_.slots()[static_cast<std::size_t>(slot)].name,
-                      all.subspan(static_cast<std::size_t>(begin), value.bytes())});
-    }
-    require_same_values(group(), step, list);
+    std::string lines;
+    add_hashes(lines);
+    require_same_values(group(), step, lines);
   }
 
   /// Whether some rank owns several subtrees of so many blocks, and the group adds these up.

@@ -8,10 +8,13 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
 #include "ddp/connect.h"
+#include "ddp/group/call_header.h"
+#include "ddp/group/compare_ranks.h"
 #include "ddp/launch/error_file.h"
 #include "ddp/same_builds.h"
 #include "ddp/store/file_store.h"
@@ -190,6 +193,7 @@ Work ElasticGroup::start_in_step(const Call& call) {
 void ElasticGroup::void_if_lost(const CommError& error) {
   Recovery& recovery = Recovery::instance();
   if (!recovery.is_void()) {
+    name_unlike(error);
     if (!member_.await_loss(generation_, kLossPatience)) {
       leave_error(error);
       throw;
@@ -197,6 +201,21 @@ void ElasticGroup::void_if_lost(const CommError& error) {
     recovery.set_void();
   }
   if (recovery.in_unit()) throw;
+}
+
+/// Throws the error of ranks whose parameters differ with the name of the first, if all of them tell their hashes.
+void ElasticGroup::name_unlike(const CommError& error) {
+  if (std::string_view(error.what()).find(kUnlikeParameters) == std::string_view::npos) return;
+  std::string name;
+  try {
+    const std::string lines = Recovery::instance().hashes();
+    name = first_unlike(meet(*store(), concat("hashes/", generation_), rank(), size(), kLossPatience, lines));
+  } catch (const CommError&) {  // another rank has ended meanwhile
+  }
+  if (name.empty()) return;
+  const CommError named(concat(error.what(), "; the first that differs is ", name));
+  leave_error(named);
+  throw named;
 }
 
 /// An aborted communicator's kernels send what they have to the others, whose collectives then end as if nothing had

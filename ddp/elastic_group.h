@@ -54,6 +54,7 @@ class ElasticGroup final : public ProcessGroup {
   Work start_in_step(const Call& call);
   void exchange_state(const RecoveryPlan& plan);
   void void_if_lost(const CommError& error);
+  void name_unlike(const CommError& error);
   void leave_generation();
   /// Returns the group of this generation for a call of this rank, and counts calls of all ranks.
   ProcessGroup& called(Collective op = Collective::barrier);

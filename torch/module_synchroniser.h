@@ -378,14 +378,12 @@ class ModuleSynchroniser final : private Recoverable {
   }
 
   void compare_parameters(std::int64_t step) const {
-    std::vector<ddp::NamedBytes> list;
-    std::vector<at::Tensor> values;
+    std::string lines;
     for (const NamedTensorRef& parameter : layout_.parameters()) {
       const at::Tensor value = parameter.value.detach().contiguous().cpu();
-      values.push_back(value);
-      list.push_back({parameter.name, {static_cast<const std::byte*>(value.data_ptr()), bytes_of(value)}});
+      ddp::add_hash(lines, {static_cast<const std::byte*>(value.data_ptr()), bytes_of(value)}, parameter.name);
     }
-    ddp::require_same_values(group_, step, list);
+    ddp::require_same_values(group_, step, lines);
   }
 
   ddp::ProcessGroup& group_;

@@ -122,7 +122,7 @@ std::string unlike_numbers(std::span<const RankHeader> ranks) {
     });
   };
   if (const auto [first, other] = unlike_ranks(&BatchMark::values); other != nullptr)
-    return concat("the parameters of rank ", other->rank, " are not those of rank ", first->rank,
+    return concat(kUnlikeParameters, other->rank, " are not those of rank ", first->rank,
                   ": a program has written parameters on some ranks only, or from values that a process which replaces "
                   "a lost rank lacks; write them on all ranks, in an elastic job in elastic::unit() and from values of "
                   "elastic::state()");

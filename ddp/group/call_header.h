@@ -6,6 +6,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "ddp/group/process_group.h"
@@ -71,6 +72,7 @@ struct RankHeader {
 /// 0.02, expected 0.01 as on rank 0: ...", "the parameters of rank 1 are not those of rank 0: ...". It ends with what
 /// to do.
 std::string disagreement(std::span<const RankHeader> ranks);
+inline constexpr std::string_view kUnlikeParameters = "the parameters of rank ";
 
 /// The headers of a rank's collectives, for libraries that do not compare them: ranks exchange them from time to time.
 /// Ranks must add the same headers in the same order. A difference is found where the ranks are fewer than kKept

@@ -67,22 +67,28 @@ void require_same_model(ProcessGroup& group, const std::vector<std::string>& par
   }
 }
 
-void require_same_values(ProcessGroup& group, std::int64_t step, const std::vector<NamedBytes>& parameters) {
-  std::string text;
-  for (const NamedBytes& parameter : parameters) text += sha256_hex(parameter.bytes) + "\n";
-  const std::vector<std::string> texts = all_gather_texts(group, text);
+void add_hash(std::string& lines, std::span<const std::byte> bytes, const std::string& name) {
+  lines += concat(mixed_bytes(bytes), " ", name, "\n");
+}
+
+std::string first_unlike(const std::vector<std::string>& texts) {
+  const std::vector<std::string> expected = lines_of(texts[0]);
+  auto first = expected.end();
+  for (const std::string& text : texts) {
+    const std::vector<std::string> lines = lines_of(text);
+    first = std::min(first, std::mismatch(expected.begin(), expected.end(), lines.begin(), lines.end()).first);
+  }
+  return first == expected.end() ? "" : first->substr(first->find(' ') + 1);
+}
+
+void require_same_values(ProcessGroup& group, std::int64_t step, const std::string& lines) {
+  const std::vector<std::string> texts = all_gather_texts(group, lines);
   if (Recovery::instance().is_void()) return;
   std::vector<int> others;
-  std::size_t first = parameters.size();
-  for (std::size_t rank = 1; rank < texts.size(); ++rank) {
-    if (texts[rank] == texts[0]) continue;
-    others.push_back(static_cast<int>(rank));
-    const std::vector<std::string> hashes = lines_of(texts[rank]), expected = lines_of(texts[0]);
-    const auto [hash, same] = std::mismatch(hashes.begin(), hashes.end(), expected.begin(), expected.end());
-    first = std::min(first, static_cast<std::size_t>(hash - hashes.begin()));
-  }
+  for (std::size_t rank = 1; rank < texts.size(); ++rank)
+    if (texts[rank] != texts[0]) others.push_back(static_cast<int>(rank));
   require<CommError>(others.empty(), "parameters differ from those of rank 0 in step ", step, ", on ",
-                     rank_names(others), "; the first is ", first < parameters.size() ? parameters[first].name : "");
+                     rank_names(others), "; the first is ", first_unlike(texts));
 }
 
 }  // namespace duet::ddp

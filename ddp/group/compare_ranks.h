@@ -30,14 +30,12 @@ void require_same_settings(ProcessGroup& group, std::span<const Setting> setting
 /// CommError on every rank that names the first difference from rank 0.
 void require_same_model(ProcessGroup& group, const std::vector<std::string>& parameters);
 
-/// A parameter's values in the host's memory.
-struct NamedBytes {
-  std::string name;
-  std::span<const std::byte> bytes;
-};
-
-/// Compares hashes of the parameters, bit by bit. All ranks call it. Throws CommError on every rank that names the
-/// ranks whose parameters are not rank 0's, the first such parameter, and `step`. No effect in a void step.
-void require_same_values(ProcessGroup& group, std::int64_t step, const std::vector<NamedBytes>& parameters);
+/// Adds a line "HASH NAME". No collective.
+void add_hash(std::string& lines, std::span<const std::byte> bytes, const std::string& name);
+/// Returns the name in the first such line that differs between the ranks' texts; empty: none does. No collective.
+std::string first_unlike(const std::vector<std::string>& texts);
+/// Compares such lines, of the parameters. All ranks call it. Throws CommError on every rank that names the ranks whose
+/// parameters are not rank 0's, the first such parameter, and `step`. No effect in a void step.
+void require_same_values(ProcessGroup& group, std::int64_t step, const std::string& lines);
 
 }  // namespace duet::ddp

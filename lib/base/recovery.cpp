@@ -374,6 +374,12 @@ void Recovery::regroup(Place place) {
   for (Recoverable* const object : objects_) object->regroup();
 }
 
+std::string Recovery::hashes() const {
+  std::string lines;
+  for (const Recoverable* const object : objects_) object->add_hashes(lines);
+  return lines;
+}
+
 bool Recovery::may_cut_tree(int blocks) const {
   for (int ranks = group_.least_ranks; ranks_change() && ranks <= group_.most_ranks; ++ranks)
     if (blocks % ranks != 0) return true;

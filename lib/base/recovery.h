@@ -75,6 +75,8 @@ class Recoverable {
   virtual void regroup() {}
   /// The state after the last complete step.
   virtual void stream(StateStream& state) = 0;
+  /// Adds a line "HASH NAME" for each value that all ranks are to have alike.
+  virtual void add_hashes(std::string& /*lines*/) const {}
 
  protected:
   /// For constructors and destructors of classes that implement stream(): in an elastic job the object, of which
@@ -222,6 +224,8 @@ class Recovery {
   void take_state(std::span<const std::byte> bytes);
   void restore();
   void regroup(Place place);
+  /// Returns the lines of all objects' add_hashes().
+  std::string hashes() const;
 
  private:
   friend class Recoverable;

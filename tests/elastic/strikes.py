@@ -64,7 +64,7 @@ REFUSED = {"crossing": "gradients of a pass over the loader are accumulated in t
            "ends_within": "a schedule has ended within a step or unit of an elastic job",
            "stops": "rank 1 ended with exit code 0: its training ended after step 5, but rank 0 continues",
            "exits": "rank 1 ended with exit code 0: it left the training after step 5",
-           "restored": "the parameters of rank 1 are not those of rank 0: a program"}
+           "restored": "from values of elastic::state(); the first that differs is conv1.weight"}
 REFUSED_WITH_FEWER = {"shared_use": "square.weight has several uses in a step",
                       "own_rows": "the loss was divided by this rank's own rows",
                       "torch_rule": "GradientRule::torch divides by their number",
