@@ -55,6 +55,12 @@ const char* traced_name(const Replicas& replicas, const char* name, int i) {
   return replicas.places().traced && !replicas.takes_turns(i) ? name : nullptr;
 }
 
+/// Whether backward sums the divisor of a loss in this value over all ranks.
+bool divides(const Edge& edge) {
+  return edge.node != nullptr && (edge.kinds() & kBatchMean) != 0 &&
+         (edge.node->divisor() != nullptr || std::ranges::any_of(edge.node->edges(), divides));
+}
+
 /// One node over the tapes of all replicas. Its outputs are the replicas' outputs, replica by replica; its edges are
 /// the inputs that require gradients, then the module's slots in the model's context.
 struct ParallelApplyNode final : Node {
@@ -83,6 +89,11 @@ struct ParallelApplyNode final : Node {
   }
 
   unsigned kinds_of(int output) const override { return kinds[static_cast<std::size_t>(output)]; }
+
+  bool hides_divisor() const override {
+    const auto has_divisor = [](const Variable& y) { return y.requires_grad() && divides(y.edge()); };
+    return !outputs_of.empty() && std::ranges::any_of(outputs_of[0], has_divisor);  // all replicas have one
+  }
 
   void release() override {
     outputs_of.clear();

@@ -107,7 +107,7 @@ class Engine {
       listeners_.clear();
       for (const BackwardRoot& root : roots) discover(root.edge.node);
     }
-    if (!divisors_.empty()) sum_divisors(normalisers);
+    if (!divisors_.empty() || hides_divisor_) sum_divisors(normalisers);
     pass(roots, normalisers);
     if (!free_.empty()) run_last(free_);
   }
@@ -138,7 +138,7 @@ class Engine {
     const auto ranks = std::ranges::find_if(listeners_, &BackwardListener::adds_free_last);
     const bool shared = (normalisers & kShares) == kGlobalRows && ranks != listeners_.end();
     require<UsageError>(
-        shared || ((normalisers & kShares) == 0 && !listens(&BackwardListener::joins_rows)),
+        !hides_divisor_ && (shared || ((normalisers & kShares) == 0 && !listens(&BackwardListener::joins_rows))),
         "the mean of a loss divides by the labels that count in the whole batch, but this device knows "
         "those of its own rows only: compute it from DataParallel's output, or for all rows at once, or "
         "with Reduction::sum; under DistributedDataParallel use batches that a sampler has divided");
@@ -208,6 +208,7 @@ class Engine {
     if (!is_last_) node.consumer_ = 0;
     if (!is_last_ && !sets_aside_) {
       node.reached();
+      hides_divisor_ = hides_divisor_ || node.hides_divisor();
       std::int64_t* const divisor = node.divisor();
       if (divisor != nullptr && (node.kinds_of(0) & kFree) == 0) divisors_.push_back(divisor);
     }
@@ -327,6 +328,7 @@ class Engine {
   bool counts_uses_ = true;
   PooledVector<BackwardRoot> free_{};  // what was set aside
   PooledVector<std::int64_t*> divisors_{};
+  bool hides_divisor_ = false;
   const Node* from_one_ = nullptr;             // root, whose implicit gradient is 1
   PooledVector<std::shared_ptr<Node>> ready_;  // heap, latest operator first
   PooledVector<BackwardListener*> listeners_;

@@ -88,6 +88,8 @@ class Node {
   virtual void backward(const Gradients& gradients) = 0;
   /// Of a loss whose gradient is divided by a number that backward sums over all ranks' parts of the batch; else null.
   virtual std::int64_t* divisor() { return nullptr; }
+  /// Whether a loss on another tape, which this runs backward, has such a divisor.
+  virtual bool hides_divisor() const { return false; }
   /// Of a loss: see ops::block_sums(). Valid until release().
   virtual std::span<const float> block_sums(int /*output*/) const { return {}; }
   /// Frees what backward needed; called after it.

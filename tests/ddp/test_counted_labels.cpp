@@ -90,4 +90,19 @@ TEST_CASE("a mean over labels that count is refused where the count of the whole
     if (i == 0) CHECK_THROWS_WITH(step(), refused);
     if (i == 3) CHECK_THROWS_WITH(step(), ContainsSubstring("a loss in the replicas is a sum over rows"));
   }
+  struct GivesLoss : Plain {
+    using Plain::Plain;
+    nn::Value forward(nn::Context& context, const nn::Value& input) const override {
+      return counted_losses()[0](Plain::forward(context, input.list()[0].variable()),
+                                 input.list()[1].variable().value());
+    }
+    using Plain::forward;
+  };
+  const auto failures = try_ranks(Over::shm, 3, {}, [](ProcessGroup& group) {  // of which ranks 1 and 2 have replicas
+    GivesLoss gives_loss(kSeed);
+    DistributedDataParallel net(gives_loss, group);
+    const Batch part = owned_batch(kCountedRows, 0, group.rank(), 3);
+    net(nn::Value(nn::List{Variable(part.images), Variable(masked(part))})).variable().backward();
+  });
+  CHECK_THAT(text_of(failures[1]), refused);
 }
