@@ -100,8 +100,7 @@ std::string to_svg(const Chart& chart) {
   const double tick = tick_of(scale.high - scale.low);
   for (double value = std::ceil(scale.low / tick) * tick; value <= scale.high; value += tick) {
     out += rectangle(scale.at(value), top, 1, bottom - top, "#e3e2dd", "");
-    const double shown = std::round(value * 1e6) / 1e6 + 0.0;  // not -0
-    out += text_at(scale.at(value), bottom + 16, "middle", shortest(shown));
+    out += text_at(scale.at(value), bottom + 16, "middle", shortest(std::round(value * 1e6) / 1e6 + 0.0));  // no -0
   }
   for (std::size_t row = 0; row < chart.rows.size(); ++row)
     out += text_at(scale.left - 8, top + (static_cast<double>(row) + 0.65) * kRow, "end", chart.rows[row]);
