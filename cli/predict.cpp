@@ -72,9 +72,9 @@ std::string link_line(const PredictOptions& options, const ScalingPlan& plan, co
   const bool network = options.hosts.back() > 1;
   std::string text;
   if (!plan.link || network)
-    text = model.links.empty()
-               ? "no link measured"
-               : concat(model.links.front().backend, ", measured among ", model.links.front().ranks, " ranks");
+    text = model.links.empty() ? "no link measured"
+                               : concat(model.links.front().backend, model.links.front().backend.empty() ? "" : ", ",
+                                        "measured among ", model.links.front().ranks, " ranks");
   if (!plan.link) return text;
   const std::string given = concat(options.link.empty() ? "a link of " : named_link(options.link).title + ", ",
                                    rate_text(plan.link->hop), ", ", name(plan.link->algorithm));

@@ -23,11 +23,15 @@ bool has_terms(const CostModel& model, Mode mode, bool has_link, const std::stri
          !(mode == Mode::averaging ? model.parameter_bytes.empty() : model.buckets.empty());
 }
 
-std::vector<Mode> modes_of(const CostModel& model, const ScalingPlan& plan) {
+/// What was not run, no measured row can refute.
+std::vector<Mode> modes_of(const Results& results, const CostModel& model, const ScalingPlan& plan) {
   if (!plan.modes.empty()) return plan.modes;
   std::vector<Mode> modes;
-  for (const Mode mode : {Mode::ddp, Mode::dp, Mode::averaging})
-    if (has_terms(model, mode, plan.link.has_value())) modes.push_back(mode);
+  for (const Mode mode : {Mode::ddp, Mode::dp, Mode::averaging}) {
+    const bool ran = any_run(results, [mode](const Run& run) { return run.mode == name(mode); });
+    if (has_terms(model, mode, plan.link.has_value()) && (ran || (plan.link && mode != Mode::dp)))
+      modes.push_back(mode);
+  }
   return modes;
 }
 
@@ -72,7 +76,7 @@ std::vector<ScalingRow> rows_of(const Results& results, const ScalingPlan& plan)
   const std::int64_t batch = plan.batch > 0 ? plan.batch : results.settings.batch;
   const int most = *std::max_element(plan.devices.begin(), plan.devices.end());
   std::vector<ScalingRow> rows = {{.mode = Mode::single, .batch = batch}};
-  for (const Mode mode : modes_of(model, plan))
+  for (const Mode mode : modes_of(results, model, plan))
     for (const int hosts : plan.hosts)
       for (const int devices : plan.devices) {
         const int all = devices * hosts;
@@ -150,7 +154,7 @@ std::optional<double> prediction_error(const Results& results, std::string* why)
     const double fastest = speedup->middle / speedup->high, slowest = speedup->middle / speedup->low;
     if (ratio * (1 + of_batches) < fastest || ratio * (1 - of_batches) > slowest)
       return withheld(concat("the model's step of ", mode_on(results, run), " is ", fixed(100 * std::abs(ratio - 1), 0),
-                             ratio < 1 ? " % shorter" : " % longer", " than measured"));
+                             ratio < 1 ? " % shorter" : " % longer", " than measured, outside its interval"));
   }
   return worst < 1 ? std::optional(worst) : withheld("the intervals of the measured rows are too wide");
 }

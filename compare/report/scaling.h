@@ -14,7 +14,7 @@ namespace duet::cli {
 
 /// Which rows are wanted.
 struct ScalingPlan {
-  std::vector<Mode> modes{};                            // empty: those for which the model has all terms
+  std::vector<Mode> modes{};                            // empty: those that ran, or cross `link`, and have all terms
   std::vector<int> devices = {1, 2, 4, 8, 16, 32, 64};  // numbers of devices on one host
   std::vector<int> hosts = {1};                         // several: with the most devices each
   std::optional<Link> link{};                           // between hosts, where there are several, else between devices

@@ -105,6 +105,9 @@ TEST_CASE("modes without their terms are left out, or named where they were aske
   results.model->dp.reset();
   for (const ScalingRow& row : scaling_rows(results, {})) CHECK(row.mode != Mode::dp);
   CHECK_THROWS_WITH(scaling_rows(results, {.modes = {Mode::dp}}), ContainsSubstring("model.dp is null"));
+  std::erase_if(results.runs, [](const Run& run) { return run.mode == "ddp"; });
+  for (const ScalingRow& row : scaling_rows(results, {})) CHECK(row.mode != Mode::ddp);
+  row_of(scaling_rows(results, {.modes = {Mode::ddp}}), Mode::ddp, 8);
   results.model.reset();
   CHECK_THROWS_AS(scaling_rows(results, {}), DataError);
   CHECK_THROWS_WITH(scaling_rows(results, {}), ContainsSubstring("duet compare with a time budget"));
