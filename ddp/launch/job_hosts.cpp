@@ -353,13 +353,15 @@ class FollowerHosts final : public JobHosts {
         follower_(memory),
         processes_(options.nodes * options.ranks),
         store_(make_store(options, meeting, false)),
-        inbox_(make_store(options, meeting, false), key_of(session_, "orders"), bell_),
+        inbox_(make_store(options, meeting, false, kHostLimit, leaving_.descriptor()), key_of(session_, "orders"),
+               bell_),
         outbox_(store_, key_of(session_, "reports"), bell_, memory),
         watch_(memory, bell_),
         end_processes_(std::move(end_processes)) {
     const std::string greeting = written(Greeting{options.node_rank, options.nodes, options.ranks, session_});
     while (store_->compare_set(kGreeting, "", greeting) != greeting) std::this_thread::sleep_for(kPause);
   }
+  ~FollowerHosts() override { leaving_.ring(); }
 
   int descriptor() const override { return bell_.descriptor(); }
 
@@ -449,7 +451,7 @@ class FollowerHosts final : public JobHosts {
   const std::string session_;
   JobMemory& memory_;
   JobFollower follower_;
-  Bell bell_;
+  Bell bell_, leaving_;  // the second ends the wait for the arbiter
   const int processes_;
   const std::shared_ptr<TcpStore> store_;
   Inbox inbox_;

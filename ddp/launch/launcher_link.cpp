@@ -15,10 +15,10 @@ namespace duet::ddp {
 
 namespace {
 
-constexpr Milliseconds kHeartbeat{1000};    // commits go along with it
-constexpr Milliseconds kSlice{100};         // in which threads look whether they are to end
-constexpr Milliseconds kMostSlice{500};     // if the other launcher is far away
-constexpr Milliseconds kLongestLook{1000};  // of which more was this process's own pause
+constexpr Milliseconds kHeartbeat{1000};     // commits go along with it
+constexpr Milliseconds kSlice{100};          // in which threads look whether they are to end
+constexpr Milliseconds kMostSlice{2000};     // if the other launcher is far away
+constexpr Milliseconds kLongestDelay{1000};  // of a look: the rest was this process's own pause
 
 }  // namespace
 
@@ -82,16 +82,18 @@ void Inbox::serve() {
   for (Milliseconds slice = kSlice; !stopping_;) {
     lock.unlock();
     const Clock::time_point begin = Clock::now();
+    const Clock::duration longest = slice + kLongestDelay;
     std::optional<std::string> text;
     try {
       text = store_->take(key_, slice);
     } catch (const CommError&) {
       const auto took = std::chrono::floor<Milliseconds>(Clock::now() - begin);
-      if (took < slice) throw;                               // not for the time
-      slice = std::clamp(took - slice, kSlice, kMostSlice);  // a round trip: what comes meanwhile waits as long
+      if (took < slice) throw;                // not for the time
+      const Milliseconds way = took - slice;  // to the store and back: what comes between two looks waits as long
+      slice = std::clamp(4 * way, kSlice, kMostSlice);
     }
     lock.lock();
-    silence_ = text ? Clock::duration{} : silence_ + std::min<Clock::duration>(Clock::now() - begin, kLongestLook);
+    silence_ = text ? Clock::duration{} : silence_ + std::min(Clock::now() - begin, longest);
     if (!text) continue;
     texts_.push_back(std::move(*text));
     bell_.ring();
