@@ -86,7 +86,7 @@ nn::Value DataParallel::forward(nn::Context& context, const nn::Value& input) co
   const Rows stamp = batch != nullptr ? batch->value().stamp() : Rows{};
   const std::shared_ptr<Replicas> replicas = replicas_for(cut, stamp);
   if (replicas->size() == 1 && cut.subtrees.empty()) return forward_(context, pieces[0]);
-  return run_replicas(replicas, context, pieces, {cut, stamp},
+  return run_replicas(replicas, context, pieces, {cut, stamp, &said_rows_},
                       batch != nullptr && batch->shape().rank() > 0 ? batch->shape()[0] : 1);
 }
 

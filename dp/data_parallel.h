@@ -74,7 +74,7 @@ class DataParallel : public nn::Module {
   bool owns_blocks_;                    // devices are CPUs, and the module's sums those of blocks
   std::shared_ptr<Replicas> replicas_;  // one on each device
   mutable std::vector<std::shared_ptr<Replicas>> pieces_;  // by cut in which some device has several
-  mutable std::atomic<bool> said_{false};
+  mutable std::atomic<bool> said_{false}, said_rows_{false};
 };
 
 }  // namespace duet::dp

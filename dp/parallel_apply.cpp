@@ -239,7 +239,6 @@ PooledVector<nn::Value> parallel_apply(const std::shared_ptr<Replicas>& replicas
     const NoGrad guard(!record);
     const TraceSpan span(traced_name(*replicas, "forward", i), replicas->device(i));
     fault_point("replica", replicas->device_number(i));
-    const ScopedValue<bool> runs(replicas->context(i).store->runs(), true);
     outputs[at] = replicas->forward(i, own_inputs[at]);
   });
   if (!record) return outputs;
@@ -254,7 +253,7 @@ PooledVector<nn::Value> parallel_apply(const std::shared_ptr<Replicas>& replicas
       if ((of_y & (kBatchMean | kShifted)) != 0)
         y.edge().node->set_kinds(of_y | ((of_y & kShifted) != 0 ? kCut : kCurved));
       unsigned kind = y.requires_grad() ? y.edge().normalisers() : unsigned{kOwnRows};
-      if (y.requires_grad()) kind |= y.edge().kinds() & kOfMeans;
+      if (y.requires_grad()) kind |= y.edge().kinds() & (kOfMeans | kDivided);
       kind |= (!y.requires_grad() && y.of_batch_mean() ? kShifted : 0u) | (of_mean ? kCut : 0u);
       kinds.push_back((kind & kPartOfBatch) != 0 ? (kind & ~unsigned{kPartOfBatch}) | of_all_parts : kind);
     });

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <functional>
 #include <memory>
 #include <numeric>
 #include <string>
@@ -235,9 +236,21 @@ bool are_losses(std::span<const Variable> pieces, const CutBatch& from) {
   return (kinds & kOwnRows) == 0 || (numbers && of_rows && (kinds & (kDivisors | kBatchSum | kFree)) == kOwnRows);
 }
 
-/// Whether a device has several of the pieces.
-bool has_several(const Cut& cut) {
-  return !cut.subtrees.empty() && std::ranges::adjacent_find(cut.devices) != cut.devices.end();
+/// Says so if the pieces depend on the rows that each device has: statistics of these without gradients, or sums over
+/// unequal numbers of rows that are perhaps divided by them.
+void report_own_rows(std::span<const Variable> pieces, const CutBatch& from) {
+  const bool even = std::ranges::adjacent_find(from.cut.sizes, std::not_equal_to<>()) == from.cut.sizes.end();
+  if (from.said == nullptr || pieces.size() == 1 || (even && pieces[0].value().count() == 1)) return;
+  const auto depends = [](const Variable& piece) {
+    if (!piece.requires_grad()) return piece.of_batch_mean();
+    return (piece.edge().kinds() & (kShifted | (piece.value().count() == 1 ? unsigned{kBatchSum} : 0))) != 0;
+  };
+  if (std::ranges::none_of(pieces, depends)) return;
+  report_dependence(*from.said, [] {
+    return std::string(
+        "the module gives sums, means or statistics over each device's rows: take ops::mean() for a "
+        "loss that is divided by rows, and compute other values from DataParallel's output");
+  });
 }
 
 }  // namespace
@@ -247,7 +260,9 @@ Variable gather(std::span<const Variable> pieces, Device device, int dim, const 
   if (are_losses(pieces, from)) return ops::mean_of_shards(pieces, from.cut.sizes, from.stamp, device);
   const bool scalars = pieces[0].shape().rank() == 0;
   if (scalars && pieces.size() == 1 && !from.cut.subtrees.empty()) return pieces[0];
-  require<UsageError>(!scalars || !has_several(from.cut),
+  const bool several =
+      !from.cut.subtrees.empty() && std::ranges::adjacent_find(from.cut.devices) != from.cut.devices.end();
+  require<UsageError>(!scalars || !several,
                       "the module gives one number for each run of a device that owns several subtrees of the batch's "
                       "blocks, which is no loss divided by the rows of the global batch: give numbers by row, use a "
                       "number of devices that divides that of the blocks, or batches without a stamp");
@@ -258,6 +273,7 @@ Variable gather(std::span<const Variable> pieces, Device device, int dim, const 
                         " rows of a device that owns several subtrees of the batch's blocks, and so runs it on each: "
                         "expected as many rows; use a number of devices that divides that of the blocks, or batches "
                         "without a stamp");
+  report_own_rows(pieces, from);
   PooledVector<Variable> plain;
   PooledVector<Tensor> tensors;
   bool record = false;

@@ -63,6 +63,7 @@ bool fits_batch(const nn::Value& value, const char* effect, std::atomic<bool>& s
 struct CutBatch {
   Cut cut{};
   Rows stamp{};
+  std::atomic<bool>* said = nullptr;  // whether pieces that depend on the cut were reported; null: no matter
 };
 
 /// Joins pieces along `dim` on `device`; scalars become a vector. The gradient is scattered to the pieces. Throws

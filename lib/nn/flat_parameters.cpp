@@ -30,8 +30,9 @@ class FlatParameters::SlotLeaf final : public Leaf {
                         " was destroyed before this backward, which adds to ",
                         "its gradients: keep the model as long as its losses");
     require<UsageError>(!all_.residence_.of_replica() || all_.runs_, "backward reaches ", name_,
-                        " of a replica past the output of its wrapper, which runs the module once for each part of the "
-                        "batch: what forward keeps in a member is of one part only; return it with the output");
+                        " of a replica past the output of its wrapper, or within forward: the wrapper runs the module "
+                        "once for each part of the batch, and what forward keeps in a member is of one part only; "
+                        "return it with the output, and call backward outside of forward");
   }
   void adds_up() override {
     all_.added_uses_ = true;

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "dp/data_parallel.h"
+#include "lib/autograd/grad_mode.h"
 #include "lib/error.h"
 #include "lib/nn/layers.h"
 #include "lib/ops/losses.h"
@@ -15,6 +16,7 @@
 #include "tests/ddp/train.h"
 #include "tests/support/catch2.h"
 #include "tests/support/own_loss.h"
+#include "tests/support/said.h"
 #include "tests/support/sync_net.h"
 
 using namespace duet;
@@ -101,6 +103,58 @@ TEST_CASE("a stamped batch that is cut across its rows is weighted by what is cu
     loss(output, columns(4 * half, 4 * half + 4, 0.1f)).backward(from_values<float>({}, {0.5f}));
   }
   check_close(gradients_of(across), gradients_of(alone));
+}
+
+namespace {
+
+Variable sum_by_rows(const Variable& y) { return ops::sum(y * y) / double(y.size(0)); }
+Variable mean_square(const Variable& y) { return ops::mean(y * y); }
+Variable around_samples(const Variable& y) { return y - ops::mean(y, {0}); }
+Variable around_classes(const Variable& y) { return y - ops::mean(y, {1}, true); }
+
+}  // namespace
+
+TEST_CASE("DP warns of values by each device's rows, unless it weights them or all devices have as many") {
+  struct Gives : Plain {
+    using Value = Variable (*)(const Variable& y);
+    explicit Gives(Value value) : Plain(kSeed), value_(value) {}
+    Variable forward(nn::Context& context, const Variable& x) const override {
+      return value_(Plain::forward(context, x));
+    }
+    using Plain::forward;
+    Value value_;
+  };
+  struct {
+    Gives::Value value;
+    std::int64_t rows;
+    bool records, warns;
+  } const table[] = {{sum_by_rows, 7, true, true},      {sum_by_rows, 8, true, false},
+                     {mean_square, 7, true, false},     {mean_square, 7, false, true},
+                     {mean_square, 8, false, false},    {around_classes, 7, true, false},
+                     {around_classes, 7, false, false}, {around_samples, 8, false, true}};
+  for (const auto& [value, rows, records, warns] : table) {
+    CAPTURE(rows, records);
+    Gives model(value);
+    dp::DataParallel net(model, {.devices = first_devices(DeviceKind::cpu, 2)});
+    const NoGrad off(!records);
+    const Said said;
+    for (int step = 0; step < 2; ++step) net(rows_of({rows}, 0, 0, false).images);
+    CHECK(said.lines() == (warns ? 1 : 0));
+  }
+}
+
+TEST_CASE("a backward within forward is refused in replicas, which would lose its gradients") {
+  struct Penalised : Plain {
+    using Plain::Plain;
+    Variable forward(nn::Context& context, const Variable& x) const override {
+      const Variable leaf(x.value(), true);
+      ops::sum(Plain::forward(context, leaf)).backward();
+      return Plain::forward(context, x) + ops::mean(Variable(leaf.grad()));
+    }
+    using Plain::forward;
+  } model(kSeed);
+  dp::DataParallel net(model, {.devices = first_devices(DeviceKind::cpu, 2)});
+  CHECK_THROWS_WITH(net(rows_of({4}, 0, 0, false).images), ContainsSubstring("of its wrapper, or within forward"));
 }
 
 namespace {
