@@ -1,11 +1,14 @@
 // Operators of sequence models: embedding; layer_norm and attention, which are made of other operators.
+#include <atomic>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <limits>
+#include <string>
 #include <tuple>
 #include <vector>
 
+#include "lib/base/recovery.h"
 #include "lib/ops/ops.h"
 #include "lib/ops/record.h"
 
@@ -46,6 +49,15 @@ Variable embedding(const Variable& rows, const Tensor& places) {
   const Variable table = on(indices.device(), rows);
   require<DeviceError>(indices.device() == table.device(), kOp, ": table on ", table.device(), ", indices on ",
                        indices.device(), ", expected one device: ", kMakeThere);
+  static std::atomic<bool> said{false};
+  const Rows& batch = table.value().stamp();
+  if (batch.stamped() && batch.global > table.size(0) && !indices.stamp().known())
+    report_dependence(said, [] {
+      return std::string(
+          "embedding picks rows of this device's part of the batch, and a mean over them divides by "
+          "their number here: use ignore_index or a mask (docs/howto/ddp.md), or set_stamp() on indices "
+          "of as many rows");
+    });
   Shape shape = indices.shape();
   shape.append(table.size(1));
   Tensor y = empty(shape, DType::f32, table.device());

@@ -5,11 +5,13 @@
 #include <cstdint>
 #include <cstring>
 #include <functional>
+#include <utility>
 #include <vector>
 
 #include "lib/backend/backend.h"
 #include "lib/ops/ops.h"
 #include "tests/ops/operator_cases.h"
+#include "tests/support/said.h"
 
 using namespace duet;
 using namespace duet_test;
@@ -30,6 +32,16 @@ TEST_CASE("attention in which a query sees no number of its own is finite, and c
   const Tensor dq = q.grad();
   for (const float g : dq.span<float>()) CHECK(g == 0);
   for (std::size_t i = 0; i < 6; ++i) CHECK(v.grad().span<float>()[i] == (i < 2 ? 1.0f : 0.0f));
+}
+
+TEST_CASE("embedding warns of rows that are picked from a part of a batch, by indices of its own number") {
+  const Rows whole{.global = 8}, part{.global = 8, .shards = 2};
+  for (const auto& [batch, picks] : {std::pair(whole, Rows{}), std::pair(part, part), std::pair(part, Rows{})}) {
+    Tensor rows = zeros({batch.shards == 2 ? 4 : 8, 3}), indices = from_values<std::int64_t>({2}, {0, 3});
+    const Said said;
+    ops::embedding(rows.set_stamp(batch), indices.set_stamp(picks));
+    CHECK(said.lines() == (batch.shards == 2 && !picks.known() ? 1 : 0));
+  }
 }
 
 TEST_CASE("NaN and infinity stay in their vector of layer_norm, and in their pair of attention") {
