@@ -323,9 +323,9 @@ class ModuleHooks final : public GradientSynchroniser, private Recoverable {
     const unsigned others = normalisers & (global ? ~unsigned{kGlobalRows} : part ? unsigned{kOwnRows} : 0u);
     require<UsageError>(others == 0,
                         "one part of the loss was divided by the rows of the global batch, another one by this rank's "
-                        "own rows: their gradients cannot be combined; give all of the batch's tensors its stamp, or "
-                        "none, and add a penalty to the loss outside of the module, from parameters, numbers and "
-                        "constants of the parameters' shapes");
+                        "own rows: their gradients cannot be combined; take ops::batch_mean() for ops::mean(), give "
+                        "all of the batch's tensors its stamp, or none, and add a penalty to the loss outside of the "
+                        "module, from parameters, numbers and constants of the parameters' shapes");
     require<UsageError>(
         options_.rule == GradientRule::rows || !(global || (part && synchronises() && !weights()->whole_batches())),
         "GradientRule::torch divides by the number of ranks, but the loss was divided by the rows of "

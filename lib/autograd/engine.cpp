@@ -125,7 +125,7 @@ class Engine {
       report_dependence(said, [] {
         return std::string(
             "the loss is a sum over this device's rows of the batch, but gradients of several devices' "
-            "sums are averaged: divide it by the rows, x.size(0), or take a mean");
+            "sums are averaged: divide the sum by the rows, x.size(0), or take a mean");
       });
     require<UsageError>(
         !shares || (value.normalisers() & kOwnRows) == 0 || !joins_rows || listens(&BackwardListener::adds_free_last),
