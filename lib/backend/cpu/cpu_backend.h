@@ -79,6 +79,10 @@ class CpuBackend final : public Backend {
   void divide_update(const Tensor& value, int share, int shares,
                      FunctionRef<void(std::int64_t begin, std::int64_t end)> update);
 
+  void multiply(Worker& worker, const Product& product);
+  /// linear_backward; `skips_zeros` pays where most of dy is zero.
+  void linear_gradients(const Tensor& dy, const Tensor& x, const Tensor& w, const Tensor& dx, const Tensor& dw,
+                        const Tensor& db, bool skips_zeros);
   /// Whether a convolution rounds what it multiplies to bf16; noted in has_rounded_.
   bool rounds(const Tensor& x, const Tensor& w, const Tensor& y);
   /// Convolutions of bf16 numbers by the processor's tiles, and their weight gradients.

@@ -27,61 +27,87 @@ void CpuBackend::linear_forward(const Tensor& x, const Tensor& w, const Tensor& 
   for_each_share(device, vectors_of(x.shape()), [&](std::int64_t begin, std::int64_t rows, int id) {
     kernels_.linear(x.data<float>() + begin * in, w.data<float>(), b.defined() ? b.data<float>() : nullptr,
                     y.data<float>() + begin * out, rows, in, out,
-                    device.worker(id).row.bytes(kernels_.linear_forward_scratch_bytes(in, out)));
+                    device.worker(id).row.bytes(kernels_.linear_forward_scratch_bytes(rows, in, out)));
   });
 }
 
-void CpuBackend::linear_backward(const Tensor& dy, const Tensor& x, const Tensor& w, const Tensor& dx, const Tensor& dw,
-                                 const Tensor& db) {
+void CpuBackend::multiply(Worker& worker, const Product& product) {
+  kernels_.multiply(product, worker.row.bytes(kernels_.product_scratch_bytes(product)));
+}
+
+void CpuBackend::linear_gradients(const Tensor& dy, const Tensor& x, const Tensor& w, const Tensor& dx,
+                                  const Tensor& dw, const Tensor& db, bool skips_zeros) {
   const std::int64_t in = w.size(1), out = w.size(0), vectors = vectors_of(x.shape());
   CpuDevice& device = this->device(x);
+  const auto lists = [&](Worker& worker, std::int64_t rows) {
+    return worker.row.bytes(kernels_.nonzero_linear_scratch_bytes(rows, out));
+  };
   if (dw.defined()) {
     Blocks blocks = blocks_of(x);
     if (x.shape().rank() > 2)
       for (std::int64_t& bound : blocks.ranges) bound *= vectors_of(x.shape().with(0, 1));
+    const Leaves leaves = leaves_of(blocks);
     constexpr std::int64_t kColumns = 64;
     const std::int64_t groups = (in + kColumns - 1) / kColumns;
     ThreadPool& pool = device.pool();
     pool.run(pool.workers(), [&](int part, int id) {
       const std::int64_t begin = groups * part / pool.workers() * kColumns;
       const std::int64_t end = std::min(in, groups * (part + 1) / pool.workers() * kColumns);
-      kernels_.linear_backward_weights(x.data<float>(), dy.data<float>(), dw.data<float>(), in, out, begin, end,
-                                       leaves_of(blocks),
-                                       device.worker(id).row.bytes(kernels_.linear_scratch_bytes(vectors, out)));
+      if (skips_zeros) {
+        kernels_.nonzero_linear_weights(x.data<float>(), dy.data<float>(), dw.data<float>(), in, out, begin, end,
+                                        leaves, lists(device.worker(id), vectors));
+      } else {
+        multiply(device.worker(id), {.a = {dy.data<float>(), 1, out},
+                                     .b = {x.data<float>() + begin, in, 1},
+                                     .c = dw.data<float>() + begin,
+                                     .pitch = in,
+                                     .m = out,
+                                     .n = end - begin,
+                                     .k = vectors,
+                                     .leaves = &leaves});
+      }
     });
-    if (db.defined()) kernels_.sum_rows(dy.data<float>(), db.data<float>(), out, leaves_of(blocks));
+    if (db.defined()) kernels_.sum_rows(dy.data<float>(), db.data<float>(), out, leaves);
   }
   if (!dx.defined()) return;
   for_each_share(device, vectors, [&](std::int64_t begin, std::int64_t rows, int id) {
-    kernels_.linear_backward_data(dy.data<float>() + begin * out, w.data<float>(), dx.data<float>() + begin * in, rows,
-                                  in, out, device.worker(id).row.bytes(kernels_.linear_scratch_bytes(rows, out)));
+    const float* const from = dy.data<float>() + begin * out;
+    float* const to = dx.data<float>() + begin * in;
+    if (skips_zeros) {
+      kernels_.nonzero_linear_data(from, w.data<float>(), to, rows, in, out, lists(device.worker(id), rows));
+    } else {
+      multiply(
+          device.worker(id),
+          {.a = {from, out, 1}, .b = {w.data<float>(), in, 1}, .c = to, .pitch = in, .m = rows, .n = in, .k = out});
+    }
   });
+}
+
+void CpuBackend::linear_backward(const Tensor& dy, const Tensor& x, const Tensor& w, const Tensor& dx, const Tensor& dw,
+                                 const Tensor& db) {
+  linear_gradients(dy, x, w, dx, dw, db, false);
 }
 
 void CpuBackend::matmul(const Tensor& a, bool a_transposed, const Tensor& b, bool b_transposed, const Tensor& y) {
   const std::int64_t m = y.size(-2), p = y.size(-1), k = a.size(a_transposed ? -2 : -1);
   if (y.count() == 0) return;
-  if (k == 0) return fill(y, 0);
   CpuDevice& device = this->device(y);
   ThreadPool& pool = device.pool();
   const std::int64_t matrices = y.count() / (m * p);
+  const auto matrix = [](const Tensor& x, std::int64_t i, std::int64_t floats, bool transposed) -> Matrix {
+    const std::int64_t pitch = x.size(-1);
+    return {x.data<float>() + i * floats, transposed ? 1 : pitch, transposed ? pitch : 1};
+  };
   pool.run(pool.workers(), [&](int part, int id) {
-    Worker& worker = device.worker(id);
-    // The kernel takes rows of a and of b transposed.
-    const auto rows_of_matrix = [](const Tensor& x, std::int64_t i, bool transposes, std::int64_t rows,
-                                   std::int64_t columns, Scratch& scratch) -> const float* {
-      const float* const from = x.data<float>() + i * rows * columns;
-      if (!transposes) return from;
-      float* const to = scratch.floats(rows * columns);
-      for (std::int64_t r = 0; r < rows; ++r)
-        for (std::int64_t c = 0; c < columns; ++c) to[r * columns + c] = from[c * rows + r];
-      return to;
-    };
     for (std::int64_t i = block_begin(part, matrices, pool.workers());
          i < block_begin(part + 1, matrices, pool.workers()); ++i)
-      kernels_.linear(rows_of_matrix(a, i, a_transposed, m, k, worker.image),
-                      rows_of_matrix(b, i, !b_transposed, p, k, worker.weights), nullptr, y.data<float>() + i * m * p,
-                      m, k, p, worker.row.bytes(kernels_.linear_forward_scratch_bytes(k, p)));
+      multiply(device.worker(id), {.a = matrix(a, i, m * k, a_transposed),
+                                   .b = matrix(b, i, k * p, b_transposed),
+                                   .c = y.data<float>() + i * m * p,
+                                   .pitch = p,
+                                   .m = m,
+                                   .n = p,
+                                   .k = k});
   });
 }
 
@@ -96,7 +122,7 @@ void CpuBackend::linear_relu_dropout_forward(const Tensor& x, const Tensor& w, c
                             static_cast<std::uint64_t>(first + begin + row), dropout.layer, dropout.threshold());
     kernels_.linear_relu_dropout(x.data<float>() + begin * in, w.data<float>(), b.defined() ? b.data<float>() : nullptr,
                                  mask, dropout.scale(), y.data<float>() + begin * out, rows, in, out,
-                                 device.worker(id).row.bytes(kernels_.linear_forward_scratch_bytes(in, out)));
+                                 device.worker(id).row.bytes(kernels_.linear_forward_scratch_bytes(rows, in, out)));
   });
 }
 
@@ -109,7 +135,7 @@ void CpuBackend::linear_relu_dropout_backward(const Tensor& dy, const Tensor& y,
     kernels_.relu_dropout_backward(y.data<float>() + begin * out, dy.data<float>() + begin * out, dropout.scale(),
                                    gradient.data<float>() + begin * out, rows * out);
   });
-  linear_backward(gradient, x, w, dx, dw, db);
+  linear_gradients(gradient, x, w, dx, dw, db, dropout.p > 0);
 }
 
 void CpuBackend::linear_log_softmax_forward(const Tensor& x, const Tensor& w, const Tensor& b, const Tensor& y) {

@@ -104,9 +104,9 @@ void linear_rows(const float* x, const float* w, const float* bias, float* y, st
 
 }  // namespace
 
-std::int64_t linear_forward_scratch_bytes(std::int64_t in, std::int64_t out) {
+std::int64_t linear_forward_scratch_bytes(std::int64_t n, std::int64_t in, std::int64_t out) {
   return takes(in, out) ? 4 * (weight_words(out) + kInputWords + kSumWords + kRows * out)
-                        : avx512::table.linear_forward_scratch_bytes(in, out);
+                        : avx512::table.linear_forward_scratch_bytes(n, in, out);
 }
 
 void linear(const float* x, const float* w, const float* bias, float* y, std::int64_t n, std::int64_t in,

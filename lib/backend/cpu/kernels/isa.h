@@ -60,6 +60,16 @@ typedef float Vec __attribute__((vector_size(kWidth * sizeof(float))));
 #endif
 }
 
+[[gnu::always_inline]] inline Vec exact_fma(Vec a, Vec b, Vec c) {
+#if defined(__FMA__)
+  return fma(a, b, c);
+#else
+  Vec v;
+  for (int i = 0; i < kWidth; ++i) v[i] = __builtin_fmaf(a[i], b[i], c[i]);
+  return v;
+#endif
+}
+
 /// p, as a sum that the compiler does not take apart again: an operand in memory with an index costs an operation more
 /// than one with a constant offset.
 [[gnu::always_inline]] inline const float* whole(const float* p) {
@@ -130,6 +140,9 @@ typedef std::int32_t Ints __attribute__((vector_size(kWidth * sizeof(float))));
   return v;
 #endif
 }
+
+/// Stands before the body of a lambda function that is too long for the compiler to inline it everywhere.
+#define DUET_INLINE __attribute__((always_inline))
 
 /// Calls f(0) to f(kCount - 1), each as code of its own: a loop that the compiler leaves a loop keeps what it indexes
 /// in memory.
@@ -268,11 +281,5 @@ struct Lanes<1> {
 }
 
 DUET_KERNELS(DUET_DECLARE_KERNEL)
-
-/// Columns [begin, end) of what linear_backward_data and linear_backward_weights compute, by loops over all of dy.
-void dense_backward_data(const float* dy, const float* w, float* dx, std::int64_t n, std::int64_t in, std::int64_t out,
-                         std::int64_t begin, std::int64_t end);
-void dense_backward_weights(const float* x, const float* dy, float* dw, std::int64_t in, std::int64_t out,
-                            std::int64_t begin, std::int64_t end, const Leaves& leaves);
 
 }  // namespace duet::cpu::DUET_ISA

@@ -24,6 +24,22 @@ struct Leaves {
   bool add_zero;
 };
 
+/// A matrix in memory: element (i, j) is p[i * row + j * column]. One of the two strides is 1.
+struct Matrix {
+  const float* p = nullptr;
+  std::int64_t row = 0, column = 0;
+};
+
+/// c (m, n) = a (m, k) b (k, n), plus a bias for each column unless that is null.
+struct Product {
+  Matrix a = {}, b = {};
+  float* c = nullptr;
+  std::int64_t pitch = 0;  // of c: from one row to the next
+  std::int64_t m = 0, n = 0, k = 0;
+  const float* bias = nullptr;
+  const Leaves* leaves = nullptr;  // of k; null: all of it is one leaf
+};
+
 struct PoolGeometry {
   std::int64_t height, width, out_height, out_width;
   std::int64_t kernel_h, kernel_w, stride_h, stride_w, pad_h, pad_w;
@@ -174,21 +190,25 @@ struct Kernels {
   void (*dropout_mask)(std::uint8_t* mask, std::int64_t n, std::uint64_t seed, std::uint64_t step, std::uint64_t row,
                        std::uint32_t layer, std::uint32_t threshold);
 
+  /// Bytes of scratch memory that multiply takes.
+  std::int64_t (*product_scratch_bytes)(const Product& product);
+  void (*multiply)(const Product& product, void* scratch);
+
   /// Bytes of scratch memory that the next two take.
-  std::int64_t (*linear_forward_scratch_bytes)(std::int64_t in, std::int64_t out);
+  std::int64_t (*linear_forward_scratch_bytes)(std::int64_t n, std::int64_t in, std::int64_t out);
   // linear: x (n, in), w (out, in), y (n, out)
   void (*linear)(const float* x, const float* w, const float* bias, float* y, std::int64_t n, std::int64_t in,
                  std::int64_t out, void* scratch);
   /// Computes linear, then relu, then dropout by mask (n, out): 1 to keep, null to keep all.
   void (*linear_relu_dropout)(const float* x, const float* w, const float* bias, const std::uint8_t* mask, float scale,
                               float* y, std::int64_t n, std::int64_t in, std::int64_t out, void* scratch);
-  /// Bytes of scratch memory that the next two take; they skip zeros of dy.
-  std::int64_t (*linear_scratch_bytes)(std::int64_t n, std::int64_t out);
-  void (*linear_backward_data)(const float* dy, const float* w, float* dx, std::int64_t n, std::int64_t in,
-                               std::int64_t out, void* scratch);
+  /// Bytes of scratch memory that the next two take, which skip zeros of dy.
+  std::int64_t (*nonzero_linear_scratch_bytes)(std::int64_t n, std::int64_t out);
+  void (*nonzero_linear_data)(const float* dy, const float* w, float* dx, std::int64_t n, std::int64_t in,
+                              std::int64_t out, void* scratch);
   /// Columns [begin, end) of dw (out, in), summed over rows as `leaves` says.
-  void (*linear_backward_weights)(const float* x, const float* dy, float* dw, std::int64_t in, std::int64_t out,
-                                  std::int64_t begin, std::int64_t end, const Leaves& leaves, void* scratch);
+  void (*nonzero_linear_weights)(const float* x, const float* dy, float* dw, std::int64_t in, std::int64_t out,
+                                 std::int64_t begin, std::int64_t end, const Leaves& leaves, void* scratch);
   /// db (columns) = sum of the rows of dy (n, columns).
   void (*sum_rows)(const float* dy, float* db, std::int64_t columns, const Leaves& leaves);
 
@@ -225,8 +245,8 @@ struct Kernels {
   X(winograd_scratch_floats) X(winograd_weights) X(winograd_forward) X(plain_pooled_forward)                         \
   X(plain_pooled_scratch_floats) X(plain_pooled_backward_weights) X(nonzero_scratch_bytes) X(nonzero_backward)       \
   X(plain_backward_weights) X(small_weights_scratch_floats) X(small_backward_weights) X(dropout_mask)                \
-  X(linear_forward_scratch_bytes) X(linear) X(linear_relu_dropout) X(linear_scratch_bytes) X(linear_backward_data)   \
-  X(linear_backward_weights) X(sum_rows) X(fma_peak)
+  X(product_scratch_bytes) X(multiply) X(linear_forward_scratch_bytes) X(linear) X(linear_relu_dropout)              \
+  X(nonzero_linear_scratch_bytes) X(nonzero_linear_data) X(nonzero_linear_weights) X(sum_rows) X(fma_peak)
 
 /// X of those that only sets with tiles have, which follow in Kernels.
 #define DUET_TILED_KERNELS(X)                                                                     \
