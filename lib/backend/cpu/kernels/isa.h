@@ -60,9 +60,24 @@ typedef float Vec __attribute__((vector_size(kWidth * sizeof(float))));
 #endif
 }
 
+/// a * b + c rounded once, on every machine: for `exact_sources` (meson.build). SSE2 lacks the instruction, and a call
+/// of fmaf for each lane takes longer than this: double holds the product exactly, the sum's error tells which way it
+/// was rounded, and a sum rounded to odd is rounded to float as the exact one would be. Source: Boldo and Melquiond,
+/// "Emulation of a FMA and correctly rounded sums: proved algorithms using rounding to odd", 2008.
 [[gnu::always_inline]] inline Vec exact_fma(Vec a, Vec b, Vec c) {
-#if defined(__FMA__)
+#if defined(__AVX512F__) || defined(__AVX2__)
   return fma(a, b, c);
+#elif defined(__x86_64__) && !defined(__FMA__)
+  typedef std::uint64_t Bits __attribute__((vector_size(16)));
+  const auto two_lanes = [](__m128 x, __m128 y, __m128 z) {
+    const __m128d product = _mm_cvtps_pd(x) * _mm_cvtps_pd(y), term = _mm_cvtps_pd(z), sum = product + term;
+    const __m128d rest = sum - product, error = (product - (sum - rest)) + (term - rest);
+    const Bits inexact = (Bits)((error < __m128d{}) | (error > __m128d{})) & 1;
+    const Bits too_large = ((Bits)sum ^ (Bits)error) >> 63 & inexact;  // the error points towards zero
+    return _mm_cvtpd_ps((__m128d)(((Bits)sum - too_large) | inexact));
+  };
+  const __m128 low = two_lanes(a, b, c);
+  return _mm_movelh_ps(low, two_lanes(_mm_movehl_ps(a, a), _mm_movehl_ps(b, b), _mm_movehl_ps(c, c)));
 #else
   Vec v;
   for (int i = 0; i < kWidth; ++i) v[i] = __builtin_fmaf(a[i], b[i], c[i]);
@@ -281,5 +296,8 @@ struct Lanes<1> {
 }
 
 DUET_KERNELS(DUET_DECLARE_KERNEL)
+
+/// Terms of a leaf that a product of matrices adds up by one chain of fused multiply-adds. Changes results.
+inline constexpr std::int64_t kProductChunk = 256;
 
 }  // namespace duet::cpu::DUET_ISA

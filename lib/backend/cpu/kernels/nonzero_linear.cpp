@@ -8,7 +8,8 @@
 namespace duet::cpu::DUET_ISA {
 namespace {
 
-constexpr int kStrip = 4;               // vectors of columns summed at once, from rows that fit the first cache
+// Vectors of columns summed at once: enough chains of additions, from rows that fit the first cache.
+constexpr int kStrip = kWidth == 16 ? 4 : 8;
 constexpr std::int64_t kRowsAhead = 8;  // so early a row that will be written is fetched
 
 struct NonzeroGradient {
@@ -63,26 +64,26 @@ template <int kVecs>
   for (int c = 0; c < kVecs * kWidth; c += kLine) fetch(p + c);
 }
 
-/// to = sum over the list of value * row of the strip. Even and odd entries are summed apart: one chain of additions
-/// would wait for its own results.
+/// to = sum over the list of value * row of the strip, in the order of the products in products.cpp; the list is of
+/// rows [begin, end).
 template <int kVecs>
-[[gnu::always_inline]] inline void add_rows(const NonzeroGradient* list, std::int64_t count, const float* strip,
-                                            float* to) {
-  Vec even[kVecs] = {}, odd[kVecs] = {};
+[[gnu::always_inline]] inline void add_rows(const NonzeroGradient* list, std::int64_t count, std::int64_t begin,
+                                            std::int64_t end, const float* strip, float* to) {
+  Vec total[kVecs] = {};
   std::int64_t i = 0;
-  for (; i + 2 <= count; i += 2) {
-    const Vec a = broadcast(list[i].value), b = broadcast(list[i + 1].value);
-    const float* const first = strip + list[i].row * (kVecs * kWidth);
-    const float* const second = strip + list[i + 1].row * (kVecs * kWidth);
-    for (int v = 0; v < kVecs; ++v) even[v] = fma(a, load(first + v * kWidth), even[v]);
-    for (int v = 0; v < kVecs; ++v) odd[v] = fma(b, load(second + v * kWidth), odd[v]);
+  for (std::int64_t chunk = begin; chunk == begin || chunk < end; chunk += kProductChunk) {
+    std::int64_t stop = count;
+    if (chunk + kProductChunk < end)
+      for (stop = i; stop < count && list[stop].row < chunk + kProductChunk;) ++stop;
+    Vec sum[kVecs] = {};
+    for (; i < stop; ++i) {
+      const Vec factor = broadcast(list[i].value);
+      const float* const row = strip + list[i].row * (kVecs * kWidth);
+      for (int v = 0; v < kVecs; ++v) sum[v] = exact_fma(factor, load(row + v * kWidth), sum[v]);
+    }
+    for (int v = 0; v < kVecs; ++v) total[v] = chunk == begin ? sum[v] : total[v] + sum[v];
   }
-  if (i < count) {
-    const Vec a = broadcast(list[i].value);
-    const float* const first = strip + list[i].row * (kVecs * kWidth);
-    for (int v = 0; v < kVecs; ++v) even[v] = fma(a, load(first + v * kWidth), even[v]);
-  }
-  for (int v = 0; v < kVecs; ++v) store(to + v * kWidth, even[v] + odd[v]);
+  for (int v = 0; v < kVecs; ++v) store(to + v * kWidth, total[v]);
 }
 
 /// The gradients of each row that are not zero, or all: up to `out` entries from lists + row * out on.
@@ -107,7 +108,7 @@ void data_strip(const Strip& strip, const NonzeroGradient* lists, const std::int
     float* const to = dx + r * in + strip.begin;
     if (r < out) fetch_row<kVecs>(w + r * in + strip.begin + kVecs * kWidth);
     if (r + kRowsAhead < n) fetch_row<kVecs>(to + kRowsAhead * in);
-    add_rows<kVecs>(lists + r * out, counts[r], packed, sums);
+    add_rows<kVecs>(lists + r * out, counts[r], 0, out, packed, sums);
     strip.copy<kVecs>(sums, to);
   }
 }
@@ -151,7 +152,9 @@ void weight_strip(const Strip& strip, const NonzeroRows& nonzero, const float* p
     if (o < nonzero.rows) fetch_row<kVecs>(x + (leaves.ranges[0] + o) * in + strip.begin + kColumns);
     if (o + kRowsAhead < out) fetch_row<kVecs>(row + kRowsAhead * in);
     for (int leaf = 0; leaf < leaves.count; ++leaf)
-      add_rows<kVecs>(nonzero.list(o) + bound[leaf], bound[leaf + 1] - bound[leaf], packed, part[leaf]);
+      add_rows<kVecs>(nonzero.list(o) + bound[leaf], bound[leaf + 1] - bound[leaf],
+                      leaves.ranges[2 * leaf] - leaves.ranges[0], leaves.ranges[2 * leaf + 1] - leaves.ranges[0],
+                      packed, part[leaf]);
     for (int k = 0; k < leaves.addition_count; ++k) {
       float* const to = part[leaves.additions[2 * k]];
       const float* const from = part[leaves.additions[2 * k + 1]];

@@ -1,7 +1,7 @@
 // Products of matrices. Each element of a result is added up in one fixed order, whatever its row, its column, the
-// other rows and the instruction set are: by fused multiply-adds within each chunk of kChunk terms of a leaf, chunk
-// after chunk, and leaves by the tree. Blocking for caches and registers follows Goto and van de Geijn, "Anatomy of
-// High-Performance Matrix Multiplication", 2008.
+// other rows and the instruction set are: by fused multiply-adds within each chunk of kProductChunk terms of a leaf,
+// chunk after chunk, and leaves by the tree. Blocking for caches and registers follows Goto and van de Geijn, "Anatomy
+// of High-Performance Matrix Multiplication", 2008.
 #include <cstdint>
 
 #include "lib/backend/cpu/kernels/isa.h"
@@ -9,7 +9,6 @@
 namespace duet::cpu::DUET_ISA {
 namespace {
 
-constexpr std::int64_t kChunk = 256;  // changes results; what follows only changes speed
 constexpr int kTileRows = kRegisters == 32 ? 14 : 6, kTileVecs = 2;
 constexpr int kPanel = kTileVecs * kWidth;                       // columns of a tile
 constexpr std::int64_t kRowBlock = 144 / kTileRows * kTileRows;  // rows of a that fit the second cache
@@ -29,7 +28,7 @@ struct Segment {
   bool end;          // of all
 };
 
-/// Segments of which the packed matrices are in the caches together: at most kChunk terms.
+/// Segments of which the packed matrices are in the caches together: at most kProductChunk terms.
 struct Span {
   std::int64_t begin = 0, length = 0;
   int count = 0;
@@ -56,7 +55,7 @@ class Order {
 
   /// The most sums that wait at the same time.
   int depth() const { return depth_; }
-  bool is_one_span() const { return end_ - leaves_.ranges[0] <= kChunk; }
+  bool is_one_span() const { return end_ - leaves_.ranges[0] <= kProductChunk; }
   bool is_done() const { return leaf_ == leaves_.count; }
 
   Span next() {
@@ -64,8 +63,8 @@ class Order {
     span.begin = at_;
     while (leaf_ < leaves_.count) {
       const std::int64_t begin = leaves_.ranges[2 * leaf_], end = leaves_.ranges[2 * leaf_ + 1];
-      const std::int64_t length = smaller(kChunk, end - at_);
-      if (span.count == kMostSegments || (span.count > 0 && span.length + length > kChunk)) break;
+      const std::int64_t length = smaller(kProductChunk, end - at_);
+      if (span.count == kMostSegments || (span.count > 0 && span.length + length > kProductChunk)) break;
       const bool last = at_ + length == end;
       span.segments[span.count++] = {
           length, at_ == begin, last, top_, last ? merges_[leaf_] : 0, last && leaf_ + 1 == leaves_.count};
@@ -189,8 +188,8 @@ void pack(const Matrix& m, std::int64_t rows, std::int64_t columns, float* to) {
 struct Workspace {
   Workspace(const Product& p, const Order& order, void* memory) {
     const std::int64_t rows = round_up(p.m, kTileRows), columns = round_up(smaller(p.n, kColumnBlock), kPanel);
-    a_floats = round_up(smaller(rows, kRowBlock) * kChunk + 8, kLine);
-    b_floats = round_up((is_one_block(p) ? kPanel : columns) * kChunk + 8, kLine);
+    a_floats = round_up(smaller(rows, kRowBlock) * kProductChunk + 8, kLine);
+    b_floats = round_up((is_one_block(p) ? kPanel : columns) * kProductChunk + 8, kLine);
     waiting_floats = order.depth() * (order.is_one_span() ? kTileRows * kPanel : rows * columns);
     a = reinterpret_cast<float*>((reinterpret_cast<std::uintptr_t>(memory) + 63) / 64 * 64);
   }
