@@ -1,9 +1,13 @@
 // Functions of elements on CPU: the instruction sets' bits, and their errors.
+#include <algorithm>
+#include <bit>
 #include <cmath>
+#include <cstddef>
 #include <cstdint>
-#include <cstring>
 #include <limits>
 #include <random>
+#include <utility>
+#include <vector>
 
 // What this file compares is inlined into it: no code of another instruction set can take its place.
 #define DUET_ISA generic
@@ -14,12 +18,9 @@ using namespace duet;
 
 namespace {
 
-std::uint32_t bits_of(float x) {
-  std::uint32_t bits = 0;
-  std::memcpy(&bits, &x, sizeof bits);
-  return bits;
+bool same_number(float a, float b) {
+  return std::bit_cast<std::uint32_t>(a) == std::bit_cast<std::uint32_t>(b) || (std::isnan(a) && std::isnan(b));
 }
-bool same_number(float a, float b) { return bits_of(a) == bits_of(b) || (std::isnan(a) && std::isnan(b)); }
 
 /// Whether the vectors' fma of these numbers, among others, is std::fma.
 bool is_fused(float a, float b, float c) {
@@ -33,12 +34,7 @@ bool is_fused(float a, float b, float c) {
 
 TEST_CASE("a vector's fused multiply-add without hardware for it rounds as std::fma does") {
   std::mt19937 generator(91);
-  const auto any = [&] {
-    const auto bits = static_cast<std::uint32_t>(generator());
-    float x = 0;
-    std::memcpy(&x, &bits, sizeof x);
-    return x;
-  };
+  const auto any = [&] { return std::bit_cast<float>(static_cast<std::uint32_t>(generator())); };
   constexpr float kMax = std::numeric_limits<float>::max(), kTiny = std::numeric_limits<float>::min();
   constexpr float kInfinite = std::numeric_limits<float>::infinity();
   const float odd[] = {0, -0.0f, 1, -1, 3, 1e-45f, -1e-45f, kTiny, -kTiny, kMax, -kMax, kInfinite, -kInfinite, NAN};
@@ -59,4 +55,90 @@ TEST_CASE("a vector's fused multiply-add without hardware for it rounds as std::
     wrong += !is_fused(std::ldexp(odd_number(), -80), std::ldexp(odd_number(), -81 + less % 8), sign * 1e-45f);
   }
   CHECK(wrong == 0);
+}
+
+namespace {
+
+/// The instruction sets that this machine has.
+std::vector<const cpu::Kernels*> instruction_sets() {
+  std::vector<const cpu::Kernels*> sets = {&cpu::generic::table};
+#if defined(__x86_64__)
+  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) sets.push_back(&cpu::avx2::table);
+  if (__builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl"))
+    sets.push_back(&cpu::avx512::table);
+#endif
+  return sets;
+}
+
+double at_least(double x, double least) { return x < least ? least : x; }
+double cross_entropy(double x) { return -at_least(std::log1p(-x), -100) - 0 * at_least(std::log(x), -100); }
+double softplus(double x) { return at_least(x, 0) + std::log1p(std::exp(-std::abs(x))); }
+double sigmoid(double x) { return 1 / (1 + std::exp(-x)); }
+double gelu(double x) { return x / 2 * std::erfc(-x * std::sqrt(0.5)); }
+double slope(double x) { return std::erfc(-x * std::sqrt(0.5)) / 2 + x * std::exp(-x * x / 2) / std::sqrt(2 * M_PI); }
+
+}  // namespace
+
+TEST_CASE("functions of elements are accurate over all floats, on every instruction set") {
+  struct Case {
+    Pointwise f;
+    double (*exact)(double);
+    double ulps, absolute;
+  };
+  // Of b = 0 and c = 1. Below -88.7, 1 + e^-x is infinite.
+  const Case cases[] = {{Pointwise::exp, std::exp, 1, 0},
+                        {Pointwise::log, std::log, 1, 0},
+                        {Pointwise::sqrt, std::sqrt, 0.5, 0},
+                        {Pointwise::tanh, std::tanh, 1.5, 0},
+                        {Pointwise::sigmoid, sigmoid, 2.5, 1e-38},
+                        {Pointwise::cross_entropy, cross_entropy, 4, 0},
+                        {Pointwise::logit_cross_entropy, softplus, 4, 4e-6},
+                        {Pointwise::gelu, gelu, 1, 5e-7},
+                        {Pointwise::gelu_gradient, slope, 1, 5e-7}};
+  std::vector<float> x(1u << 18);
+  for (std::uint32_t i = 0; i < x.size(); ++i) x[i] = std::bit_cast<float>(i << 14 | (i & 0x3fff));
+  const std::vector<float> zeros(16, 0), ones(16, 1);
+  for (const Case& c : cases)
+    for (const cpu::Kernels* const set : instruction_sets()) {
+      std::vector<float> y(x.size());
+      set->pointwise(c.f, {{x.data(), false}, {zeros.data(), true}, {ones.data(), true}}, y.data(), std::ssize(y));
+      std::size_t wrong = 0;
+      for (std::size_t i = 0; i < x.size(); ++i) {
+        const double exact = c.exact(double{x[i]}), error = std::abs(double{y[i]} - exact);
+        const double ulp = std::ldexp(1.0, std::max(std::ilogb(exact) - 23, -149));
+        const bool close = std::isfinite(exact) && exact != 0 && error <= std::max(c.ulps * ulp, c.absolute);
+        if (!close && !same_number(y[i], static_cast<float>(exact))) wrong = i;
+      }
+      CAPTURE(static_cast<int>(c.f), set->name, x[wrong], y[wrong]);
+      CHECK(wrong == 0);
+    }
+}
+
+TEST_CASE("an element's bits depend neither on the instruction set nor on its place among others") {
+  constexpr std::int64_t kCount = 67;
+  std::mt19937 generator(92);
+  float operands[3][kCount], expected[kCount], y[kCount];
+  for (int f = 0; f < kPointwiseFunctions; ++f)
+    for (int round = 0; round < 40; ++round) {
+      for (auto& operand : operands)
+        for (float& x : operand)  // any float, or one between -8 and 8
+          x = round % 2 ? std::bit_cast<float>(static_cast<std::uint32_t>(generator()))
+                        : std::ldexp(static_cast<float>(generator()), -28) - 8;
+      const bool repeats[] = {round % 8 == 7, round % 8 == 3, round % 8 == 5};
+      for (bool first = true; const cpu::Kernels* const set : instruction_sets())
+        for (const std::int64_t n : {kCount, std::int64_t{1 + round}}) {
+          float repeated[3][cpu::Operand::kRepeated];
+          cpu::Operand from[3];
+          for (int k = 0; k < 3; ++k) {
+            std::fill_n(repeated[k], cpu::Operand::kRepeated, operands[k][0]);
+            from[k] = {repeats[k] ? repeated[k] : operands[k], repeats[k]};
+          }
+          std::fill_n(y, kCount, 7.0f);
+          set->pointwise(static_cast<Pointwise>(f), from, y, n);
+          if (std::exchange(first, false)) std::copy_n(y, kCount, expected);
+          const bool alike = std::equal(y, y + n, expected, same_number);
+          CAPTURE(f, round, set->name, n);
+          CHECK((alike && std::all_of(y + n, y + kCount, [](float rest) { return rest == 7; })));
+        }
+    }
 }

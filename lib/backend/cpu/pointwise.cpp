@@ -6,7 +6,6 @@
 #include <utility>
 #include <vector>
 
-#include "lib/backend/arithmetic.h"
 #include "lib/backend/cpu/cpu_backend.h"
 #include "lib/backend/cpu/cpu_device.h"
 #include "lib/error.h"
@@ -17,19 +16,6 @@ namespace {
 /// Elements that a function is applied to at once: operands that do not lie one after the other are gathered first.
 constexpr std::int64_t kChunk = 256;
 using Chunk = std::array<float, kChunk>;
-
-using Apply = void (*)(const float* a, const float* b, const float* c, float* y, std::int64_t n);
-
-template <Pointwise kFunction>
-void apply(const float* a, const float* b, const float* c, float* y, std::int64_t n) {
-  for (std::int64_t i = 0; i < n; ++i) y[i] = arithmetic::pointwise(kFunction, a[i], b[i], c[i]);
-}
-
-template <int... kFunctions>
-constexpr std::array<Apply, sizeof...(kFunctions)> functions(std::integer_sequence<int, kFunctions...>) {
-  return {apply<static_cast<Pointwise>(kFunctions)>...};
-}
-constexpr auto kApply = functions(std::make_integer_sequence<int, kPointwiseFunctions>());
 
 /// Calls row(offsets) for each run of the innermost loop, with the place of each of kTensors tensors where it begins.
 template <int kTensors, class Row>
@@ -50,32 +36,36 @@ void for_each_run(const Walk& walk, Row row) {
   }
 }
 
-/// An operand of a function: null where a number takes its place.
+/// An operand of a function: null if a number takes its place, which the chunk holds.
 struct Source {
   const float* memory;
   Chunk chunk;
 
-  /// Elements [i, i + n) of a run from `memory` on, one after the other.
-  const float* gather(std::int64_t begin, std::int64_t i, std::int64_t n, std::int64_t stride) {
-    if (memory == nullptr) return chunk.data();
+  /// Elements [i, i + n) of a run from `memory` on; gathered unless they lie one after the other or are all the same.
+  Operand operand(std::int64_t begin, std::int64_t i, std::int64_t n, std::int64_t stride) {
+    if (memory == nullptr) return {chunk.data(), true};
     const float* const from = memory + begin + i * stride;
-    if (stride == 1) return from;
-    for (std::int64_t j = 0; j < n; ++j) chunk[static_cast<std::size_t>(j)] = from[j * stride];
-    return chunk.data();
+    if (stride == 1) return {from, false};
+    if (stride == 0) std::fill_n(chunk.begin(), Operand::kRepeated, *from);
+    for (std::int64_t j = 0; stride != 0 && j < n; ++j) chunk[static_cast<std::size_t>(j)] = from[j * stride];
+    return {chunk.data(), stride == 0};
   }
 };
 
-void apply_to(Apply function, const Walk& walk, std::array<Source, 3> inputs, float* y) {
+void apply_to(const Kernels& kernels, Pointwise f, const Walk& walk, std::array<Source, 3>& inputs, float* y) {
   const int inner = walk.loops - 1;
   const std::int64_t size = walk.sizes[inner], y_stride = walk.strides[3][inner];
+  bool gathers = y_stride != 1;
+  for (std::size_t k = 0; k < 3; ++k)
+    gathers |= inputs[k].memory != nullptr && walk.strides[k][inner] != 0 && walk.strides[k][inner] != 1;
+  const std::int64_t step = gathers ? kChunk : size;
   Chunk result;
   for_each_run<4>(walk, [&](const std::array<std::int64_t, 4>& at) {
-    for (std::int64_t i = 0; i < size; i += kChunk) {
-      const std::int64_t n = std::min(kChunk, size - i);
-      std::array<const float*, 3> from{};
-      for (std::size_t k = 0; k < 3; ++k) from[k] = inputs[k].gather(at[k], i, n, walk.strides[k][inner]);
+    for (std::int64_t i = 0; i < size; i += step) {
+      const std::int64_t n = std::min(step, size - i);
+      const auto operand = [&](std::size_t k) { return inputs[k].operand(at[k], i, n, walk.strides[k][inner]); };
       float* const to = y + at[3] + i * y_stride;
-      function(from[0], from[1], from[2], y_stride == 1 ? to : result.data(), n);
+      kernels.pointwise(f, {operand(0), operand(1), operand(2)}, y_stride == 1 ? to : result.data(), n);
       for (std::int64_t j = 0; y_stride != 1 && j < n; ++j) to[j * y_stride] = result[static_cast<std::size_t>(j)];
     }
   });
@@ -112,7 +102,7 @@ void CpuBackend::pointwise(Pointwise f, const Shape& shape, const PointwiseInput
   for (std::size_t k = 0; k < 3; ++k) {
     const Strided& operand = *operands[k];
     sources[k].memory = operand.tensor.defined() ? operand.tensor.data<float>() + operand.begin : nullptr;
-    if (sources[k].memory == nullptr) sources[k].chunk.fill(inputs.number);
+    if (sources[k].memory == nullptr) std::fill_n(sources[k].chunk.begin(), Operand::kRepeated, inputs.number);
   }
   ThreadPool& pool = device(y.tensor).pool();
   pool.run(pool.workers(), [&](int part, int) {
@@ -123,8 +113,7 @@ void CpuBackend::pointwise(Pointwise f, const Shape& shape, const PointwiseInput
     std::array<Source, 3> from = sources;
     for (std::size_t k = 0; k < 3; ++k)
       if (from[k].memory != nullptr) from[k].memory += begin * walk.strides[k][0];
-    apply_to(kApply[static_cast<std::size_t>(f)], own, from,
-             y.tensor.data<float>() + y.begin + begin * walk.strides[3][0]);
+    apply_to(kernels_, f, own, from, y.tensor.data<float>() + y.begin + begin * walk.strides[3][0]);
   });
 }
 

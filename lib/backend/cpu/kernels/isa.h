@@ -170,6 +170,26 @@ template <int kCount, class F>
   unroll(f, std::make_integer_sequence<int, kCount>());
 }
 
+/// The first n lanes, fewer than all, and 0 in the others; reads and writes no other memory.
+[[gnu::always_inline]] inline Vec load_first(const float* p, std::int64_t n) {
+#if defined(__AVX512F__)
+  return (Vec)_mm512_maskz_loadu_ps(static_cast<__mmask16>((1u << n) - 1), p);
+#else
+  float lanes[kWidth] = {};
+  for (int i = 0; i < n; ++i) lanes[i] = p[i];
+  return load(lanes);
+#endif
+}
+[[gnu::always_inline]] inline void store_first(float* p, Vec v, std::int64_t n) {
+#if defined(__AVX512F__)
+  _mm512_mask_storeu_ps(p, static_cast<__mmask16>((1u << n) - 1), (__m512)v);
+#else
+  float lanes[kWidth];
+  store(lanes, v);
+  for (int i = 0; i < n; ++i) p[i] = lanes[i];
+#endif
+}
+
 /// The sum of all lanes, always in the same order.
 [[gnu::always_inline]] inline float sum(Vec v) {
   float lanes[kWidth];

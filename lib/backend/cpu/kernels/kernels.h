@@ -90,6 +90,13 @@ struct NormLanes {
   float slope[kNormLanes], mean_dy[kNormLanes], scale[kNormLanes];
 };
 
+/// An operand of a function of elements. One that repeats a number has only as many of it as the widest vector.
+struct Operand {
+  static constexpr int kRepeated = 16;
+  const float* memory;
+  bool repeats;
+};
+
 struct Kernels {
   const char* name;   // as people write it: "AVX-512"
   int channel_block;  // adjacent channels in the layout that suits this instruction set
@@ -108,6 +115,9 @@ struct Kernels {
               float dampening, float weight_decay, bool nesterov, bool first);
   void (*adam)(float* value, const float* gradient, float* first, float* second, std::int64_t n,
                const arithmetic::AdamFactors& factors);
+
+  /// y = f(a, b, c) with the same bits on every instruction set; y may be one of the operands.
+  void (*pointwise)(Pointwise f, const Operand (&operands)[3], float* y, std::int64_t n);
 
   // batch norm; `lanes`: of each group. Sums are (2, channels)
   /// The sums of x and of its squares.
@@ -238,7 +248,7 @@ struct Kernels {
 
 /// X of each kernel that every instruction set has, in the order of Kernels.
 #define DUET_KERNELS(X)                                                                                              \
-  X(relu) X(relu_backward) X(add) X(scale) X(mask_scale) X(relu_dropout_backward) X(sum_parts) X(sgd) X(adam) \
+  X(relu) X(relu_backward) X(add) X(scale) X(mask_scale) X(relu_dropout_backward) X(sum_parts) X(sgd) X(adam) X(pointwise) \
   X(norm_sums) X(norm_forward) X(norm_backward_sums) X(norm_backward) X(max_pool) X(max_pool_backward) X(avg_pool)   \
   X(avg_pool_backward) X(relu_index) X(drop_index) X(unblock) X(unblock_bytes) X(block) X(block_bytes)               \
   X(block_weights) X(to_bf16_pixels) X(from_pixels) X(pad) X(crop) X(winograd_weight_floats)                         \
