@@ -32,6 +32,8 @@ inline constexpr int kRegisters = 16;
 #endif
 
 typedef float Vec __attribute__((vector_size(kWidth * sizeof(float))));
+/// kWidth 32-bit integers: what comparing Vecs gives, and what chooses between them.
+typedef std::int32_t Ints __attribute__((vector_size(kWidth * sizeof(float))));
 
 [[gnu::always_inline]] inline Vec load(const float* p) {
   Vec v;
@@ -60,24 +62,35 @@ typedef float Vec __attribute__((vector_size(kWidth * sizeof(float))));
 #endif
 }
 
-/// a * b + c rounded once, on every machine: for `exact_sources` (meson.build). SSE2 lacks the instruction, and a call
-/// of fmaf for each lane takes longer than this: double holds the product exactly, the sum's error tells which way it
-/// was rounded, and a sum rounded to odd is rounded to float as the exact one would be. Source: Boldo and Melquiond,
+#if defined(__x86_64__) && !defined(__FMA__)
+/// Converts x * y + z of two lanes to float, where double's sum may not be rounded as it is: its error tells which way
+/// it was rounded, and a sum rounded to odd is rounded to float as the exact one would be. Source: Boldo and Melquiond,
 /// "Emulation of a FMA and correctly rounded sums: proved algorithms using rounding to odd", 2008.
+[[gnu::noinline]] inline __m128 round_by_error(__m128d product, __m128d term) {
+  typedef std::uint64_t Bits __attribute__((vector_size(16)));
+  const __m128d sum = product + term, rest = sum - product, error = (product - (sum - rest)) + (term - rest);
+  const Bits inexact = (Bits)((error < __m128d{}) | (error > __m128d{})) & 1;
+  const Bits too_large = ((Bits)sum ^ (Bits)error) >> 63 & inexact;  // the error points towards zero
+  return _mm_cvtpd_ps((__m128d)(((Bits)sum - too_large) | inexact));
+}
+#endif
+
+/// a * b + c rounded once, on every machine: for `exact_sources` (meson.build). SSE2 lacks the instruction, and a call
+/// of fmaf for each lane takes longer than this: double holds the product exactly, and rounding its sum again matters
+/// only if that lies half-way between floats, or is subnormal as a float.
 [[gnu::always_inline]] inline Vec exact_fma(Vec a, Vec b, Vec c) {
 #if defined(__AVX512F__) || defined(__AVX2__)
   return fma(a, b, c);
 #elif defined(__x86_64__) && !defined(__FMA__)
-  typedef std::uint64_t Bits __attribute__((vector_size(16)));
-  const auto two_lanes = [](__m128 x, __m128 y, __m128 z) {
-    const __m128d product = _mm_cvtps_pd(x) * _mm_cvtps_pd(y), term = _mm_cvtps_pd(z), sum = product + term;
-    const __m128d rest = sum - product, error = (product - (sum - rest)) + (term - rest);
-    const Bits inexact = (Bits)((error < __m128d{}) | (error > __m128d{})) & 1;
-    const Bits too_large = ((Bits)sum ^ (Bits)error) >> 63 & inexact;  // the error points towards zero
-    return _mm_cvtpd_ps((__m128d)(((Bits)sum - too_large) | inexact));
-  };
-  const __m128 low = two_lanes(a, b, c);
-  return _mm_movelh_ps(low, two_lanes(_mm_movehl_ps(a, a), _mm_movehl_ps(b, b), _mm_movehl_ps(c, c)));
+  const auto high = [](__m128 v) { return _mm_cvtps_pd(_mm_movehl_ps(v, v)); };
+  const __m128d product[] = {_mm_cvtps_pd(a) * _mm_cvtps_pd(b), high(a) * high(b)}, term[] = {_mm_cvtps_pd(c), high(c)};
+  const __m128d sum[] = {product[0] + term[0], product[1] + term[1]};
+  const Ints lower = (Ints)_mm_shuffle_ps((__m128)sum[0], (__m128)sum[1], 0x88);
+  const Ints upper = (Ints)_mm_shuffle_ps((__m128)sum[0], (__m128)sum[1], 0xDD) & 0x7fffffff;
+  const Ints doubtful = ((lower & 0x1fffffff) == 0x10000000) | ((upper < 0x38100000) & (upper > 0));
+  if (__builtin_expect(_mm_movemask_ps((__m128)doubtful) != 0, 0))
+    return _mm_movelh_ps(round_by_error(product[0], term[0]), round_by_error(product[1], term[1]));
+  return _mm_movelh_ps(_mm_cvtpd_ps(sum[0]), _mm_cvtpd_ps(sum[1]));
 #else
   Vec v;
   for (int i = 0; i < kWidth; ++i) v[i] = __builtin_fmaf(a[i], b[i], c[i]);
@@ -113,9 +126,6 @@ class Ahead {
   const char* end_;
   std::int64_t stride_;
 };
-
-/// kWidth 32-bit integers: what comparing Vecs gives, and what chooses between them.
-typedef std::int32_t Ints __attribute__((vector_size(kWidth * sizeof(float))));
 
 /// The lanes' low bytes. GCC 12 converts vectors of bytes lane by lane, so the instructions are named.
 [[gnu::always_inline]] inline void store_bytes(std::uint8_t* p, Ints v) {
