@@ -44,59 +44,26 @@ void require_labels(const char* op, const Tensor& x, const Tensor& labels) {
 }  // namespace
 
 void CpuBackend::softmax_forward(const Tensor& x, const Tensor& y) {
-  const std::int64_t classes = x.size(1);
   for_each_block(x, [&](std::int64_t begin, std::int64_t end, int) {
-    for (std::int64_t row = begin; row < end; ++row) {
-      const float* const from = x.data<float>() + row * classes;
-      float* const to = y.data<float>() + row * classes;
-      const float largest = *std::max_element(from, from + classes);
-      float total = 0;
-      for (std::int64_t c = 0; c < classes; ++c) total += to[c] = std::exp(from[c] - largest);
-      for (std::int64_t c = 0; c < classes; ++c) to[c] /= total;
-    }
+    kernels_.softmax(rows_of(x, begin), rows_of(y, begin), end - begin, x.size(1));
   });
 }
 
 void CpuBackend::softmax_backward(const Tensor& y, const Tensor& dy, const Tensor& dx) {
-  const std::int64_t classes = y.size(1);
   for_each_block(y, [&](std::int64_t begin, std::int64_t end, int) {
-    for (std::int64_t row = begin; row < end; ++row) {
-      const float* const out = y.data<float>() + row * classes;
-      const float* const gradient = dy.data<float>() + row * classes;
-      float* const to = dx.data<float>() + row * classes;
-      float total = 0;
-      for (std::int64_t c = 0; c < classes; ++c) total += out[c] * gradient[c];
-      for (std::int64_t c = 0; c < classes; ++c) to[c] = arithmetic::softmax_gradient(out[c], gradient[c], total);
-    }
+    kernels_.softmax_backward(rows_of(y, begin), rows_of(dy, begin), rows_of(dx, begin), end - begin, y.size(1));
   });
 }
 
 void CpuBackend::log_softmax_forward(const Tensor& x, const Tensor& y) {
-  const std::int64_t classes = x.size(1);
   for_each_block(x, [&](std::int64_t begin, std::int64_t end, int) {
-    for (std::int64_t row = begin; row < end; ++row) {
-      const float* const from = x.data<float>() + row * classes;
-      float* const to = y.data<float>() + row * classes;
-      const float largest = *std::max_element(from, from + classes);
-      float total = 0;
-      for (std::int64_t c = 0; c < classes; ++c) total += std::exp(from[c] - largest);
-      const float log_total = std::log(total);
-      for (std::int64_t c = 0; c < classes; ++c) to[c] = arithmetic::log_softmax(from[c], largest, log_total);
-    }
+    kernels_.log_softmax(rows_of(x, begin), rows_of(y, begin), end - begin, x.size(1));
   });
 }
 
 void CpuBackend::log_softmax_backward(const Tensor& y, const Tensor& dy, const Tensor& dx) {
-  const std::int64_t classes = y.size(1);
   for_each_block(y, [&](std::int64_t begin, std::int64_t end, int) {
-    for (std::int64_t row = begin; row < end; ++row) {
-      const float* const out = y.data<float>() + row * classes;
-      const float* const gradient = dy.data<float>() + row * classes;
-      float* const to = dx.data<float>() + row * classes;
-      float total = 0;
-      for (std::int64_t c = 0; c < classes; ++c) total += gradient[c];
-      for (std::int64_t c = 0; c < classes; ++c) to[c] = arithmetic::log_softmax_gradient(out[c], gradient[c], total);
-    }
+    kernels_.log_softmax_backward(rows_of(y, begin), rows_of(dy, begin), rows_of(dx, begin), end - begin, y.size(1));
   });
 }
 
@@ -129,14 +96,12 @@ void CpuBackend::log_softmax_nll_backward(const Tensor& dloss, const Tensor& y, 
 
 void CpuBackend::logit_gradients(float gradient, const Tensor& y, const Tensor& labels, const Tensor& dx) {
   const std::int64_t classes = y.size(1);
+  const std::int64_t* const label = labels.data<std::int64_t>();
   for_each_block(y, [&](std::int64_t begin, std::int64_t end, int) {
-    for (std::int64_t row = begin; row < end; ++row) {
-      const std::int64_t label = labels.data<std::int64_t>()[row];
-      const float* const out = y.data<float>() + row * classes;
-      float* const to = dx.data<float>() + row * classes;
-      for (std::int64_t c = 0; c < classes; ++c)
-        to[c] = arithmetic::log_softmax_nll_gradient(out[c], c == label, gradient);
-    }
+    float* const to = rows_of(dx, begin);
+    std::fill_n(to, (end - begin) * classes, 0.0f);
+    for (std::int64_t row = begin; row < end; ++row) to[(row - begin) * classes + label[row]] = gradient;
+    kernels_.log_softmax_backward(rows_of(y, begin), to, to, end - begin, classes);
   });
 }
 
@@ -159,13 +124,15 @@ void CpuBackend::smoothed_nll_backward(const Tensor& dloss, const Tensor& y, con
   const std::int64_t classes = y.size(1);
   const arithmetic::SmoothedTarget target = arithmetic::smoothed_target(smoothing, classes);
   const float weight = *dloss.data<float>() * factor;
+  const std::int64_t* const label = labels.data<std::int64_t>();
   for_each_block(y, [&](std::int64_t begin, std::int64_t end, int) {
-    for (std::int64_t row = begin; row < end; ++row) {
-      const std::int64_t label = labels.data<std::int64_t>()[row];
-      const float* const out = y.data<float>() + row * classes;
-      float* const to = dx.data<float>() + row * classes;
-      for (std::int64_t c = 0; c < classes; ++c)
-        to[c] = arithmetic::smoothed_nll_gradient(out[c], c == label, target, weight);
+    float* to = rows_of(dx, begin);
+    kernels_.pointwise(Pointwise::exp, {{rows_of(y, begin), false}, {to, false}, {to, false}}, to,
+                       (end - begin) * classes);
+    for (std::int64_t row = begin; row < end; ++row, to += classes) {
+      const float at_label = (to[label[row]] - target.label) * weight;
+      for (std::int64_t c = 0; c < classes; ++c) to[c] = (to[c] - target.spread) * weight;
+      to[label[row]] = at_label;
     }
   });
 }

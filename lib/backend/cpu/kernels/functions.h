@@ -1,7 +1,6 @@
-// Functions of elements over vectors, with the same bits on every instruction set: only operations that each rounds
-// alike, and every fused one written out. Sources that include this stand in `exact_sources` of meson.build.
-//
-// A NaN gives a NaN; infinities, zeros and subnormal numbers give what the functions of <cmath> give.
+// Functions of elements over vectors, and loops over the numbers of a row, with the same bits on every instruction set:
+// only operations that each rounds alike, and every fused one written out. Sources that include this stand in
+// `exact_sources` of meson.build. A NaN gives a NaN; infinities, zeros and subnormal numbers give what <cmath> gives.
 #pragma once
 
 #include <cstdint>
@@ -61,7 +60,7 @@ template <class... Lower>
   y = exact_fma(power, broadcast(0.693147182f), exact_fma(y, square, f));
   y = x == broadcast(infinity) ? x : y;
   y = x == Vec{} ? broadcast(-infinity) : y;
-  return (x < Vec{}) | (x != x) ? broadcast(__builtin_nanf("")) : y;
+  return ((x < Vec{}) | (x != x)) ? broadcast(__builtin_nanf("")) : y;
 }
 
 /// log(1 + x): the error of rounding the sum is made good by a factor, as in HP's calculators (Kahan). Error: 3 ulp.
@@ -105,6 +104,33 @@ template <class... Lower>
 [[gnu::always_inline]] inline Vec gelu_slope(Vec x) {
   const Vec density = broadcast(0.39894228040143268f) * exp(broadcast(-0.5f) * x * x);
   return exact_fma(x, density, normal_distribution(x));
+}
+
+/// Calls f(i, count) for numbers [i, i + count) of n: kWidth of them, at the end perhaps fewer.
+template <class F>
+[[gnu::always_inline]] inline void for_each_vector(std::int64_t n, F f) {
+  std::int64_t i = 0;
+  for (; i + kWidth <= n; i += kWidth) f(i, kWidth);
+  if (i < n) f(i, static_cast<int>(n - i));
+}
+
+/// Returns the sum of n numbers: number i goes to lane i % 16, then lanes are added by halves. value(i, count): a
+/// vector of the numbers from i on, of which only `count` count.
+template <class Value>
+[[gnu::always_inline]] inline float sum_of(std::int64_t n, Value value) {
+  constexpr int kLanes = 16, kVecs = kLanes / kWidth;
+  Vec sums[kVecs];
+  for (Vec& part : sums) part = Vec{};
+  std::int64_t i = 0;
+  for (; i + kLanes <= n; i += kLanes) unroll<kVecs>([&](int v) { sums[v] = sums[v] + value(i + v * kWidth, kWidth); });
+  unroll<kVecs>([&](int v) {
+    const std::int64_t left = n - i - v * kWidth;
+    if (left > 0)
+      sums[v] = sums[v] + first_lanes(value(i + v * kWidth, left < kWidth ? static_cast<int>(left) : kWidth), left);
+  });
+  for (int half = kVecs / 2; half > 0; half /= 2)
+    for (int v = 0; v < half; ++v) sums[v] = sums[v] + sums[v + half];
+  return sum(sums[0]);
 }
 
 }  // namespace duet::cpu::DUET_ISA

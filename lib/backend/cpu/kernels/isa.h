@@ -180,8 +180,15 @@ template <int kCount, class F>
   unroll(f, std::make_integer_sequence<int, kCount>());
 }
 
-/// The first n lanes, fewer than all, and 0 in the others; reads and writes no other memory.
+/// The first n lanes, perhaps all, and 0 in the others.
+[[gnu::always_inline]] inline Vec first_lanes(Vec v, std::int64_t n) {
+  Ints lane;
+  for (int i = 0; i < kWidth; ++i) lane[i] = i;
+  return (Vec)((Ints)v & (lane < static_cast<std::int32_t>(n)));
+}
+/// These of memory; no other memory is read or written.
 [[gnu::always_inline]] inline Vec load_first(const float* p, std::int64_t n) {
+  if (n == kWidth) return load(p);
 #if defined(__AVX512F__)
   return (Vec)_mm512_maskz_loadu_ps(static_cast<__mmask16>((1u << n) - 1), p);
 #else
@@ -191,6 +198,7 @@ template <int kCount, class F>
 #endif
 }
 [[gnu::always_inline]] inline void store_first(float* p, Vec v, std::int64_t n) {
+  if (n == kWidth) return store(p, v);
 #if defined(__AVX512F__)
   _mm512_mask_storeu_ps(p, static_cast<__mmask16>((1u << n) - 1), (__m512)v);
 #else

@@ -119,6 +119,12 @@ struct Kernels {
   /// y = f(a, b, c) with the same bits on every instruction set; y may be one of the operands.
   void (*pointwise)(Pointwise f, const Operand (&operands)[3], float* y, std::int64_t n);
 
+  // rows of n numbers, with the same bits on every instruction set; the result may be one of the arguments
+  void (*softmax)(const float* x, float* y, std::int64_t rows, std::int64_t n);
+  void (*softmax_backward)(const float* y, const float* dy, float* dx, std::int64_t rows, std::int64_t n);
+  void (*log_softmax)(const float* x, float* y, std::int64_t rows, std::int64_t n);
+  void (*log_softmax_backward)(const float* y, const float* dy, float* dx, std::int64_t rows, std::int64_t n);
+
   // batch norm; `lanes`: of each group. Sums are (2, channels)
   /// The sums of x and of its squares.
   void (*norm_sums)(const NormRows& rows, const float* x, double* sums);
@@ -249,6 +255,7 @@ struct Kernels {
 /// X of each kernel that every instruction set has, in the order of Kernels.
 #define DUET_KERNELS(X)                                                                                              \
   X(relu) X(relu_backward) X(add) X(scale) X(mask_scale) X(relu_dropout_backward) X(sum_parts) X(sgd) X(adam) X(pointwise) \
+  X(softmax) X(softmax_backward) X(log_softmax) X(log_softmax_backward)          \
   X(norm_sums) X(norm_forward) X(norm_backward_sums) X(norm_backward) X(max_pool) X(max_pool_backward) X(avg_pool)   \
   X(avg_pool_backward) X(relu_index) X(drop_index) X(unblock) X(unblock_bytes) X(block) X(block_bytes)               \
   X(block_weights) X(to_bf16_pixels) X(from_pixels) X(pad) X(crop) X(winograd_weight_floats)                         \
