@@ -1,4 +1,4 @@
-// Elementwise operators, updates of parameters, and dropout.
+// Elementwise operators, updates of parameters by SGD, and dropout.
 #include <cstdint>
 #include <cstring>
 
@@ -12,7 +12,10 @@ void relu(const float* x, float* y, std::int64_t n) {
 }
 
 void relu_backward(const float* y, const float* dy, float* dx, std::int64_t n) {
-  for (std::int64_t i = 0; i < n; ++i) dx[i] = arithmetic::relu_stops(y[i]) ? 0.0f : dy[i];
+  for (std::int64_t i = 0; i < n; ++i) {
+    const float gradient = dy[i];  // read always: SSE2 cannot read some lanes only
+    dx[i] = arithmetic::relu_stops(y[i]) ? 0.0f : gradient;
+  }
 }
 
 void add(const float* a, const float* b, float* y, std::int64_t n) {
@@ -29,7 +32,8 @@ void mask_scale(const float* x, const std::uint8_t* mask, float factor, float* y
 
 void relu_dropout_backward(const float* y, const float* dy, float scale, float* dx, std::int64_t n) {
   for (std::int64_t i = 0; i < n; ++i) {
-    const float passed = arithmetic::relu_stops(y[i]) ? 0.0f : dy[i];
+    const float gradient = dy[i];
+    const float passed = arithmetic::relu_stops(y[i]) ? 0.0f : gradient;
     dx[i] = passed * scale;  // outside the choice, which then takes no branch
   }
 }
@@ -126,15 +130,6 @@ void sgd(float* value, const float* gradient, float* buffer, std::int64_t n, flo
   } else {
     sgd_loop<false>(value, gradient, buffer, n, lr, momentum, dampening, weight_decay, nesterov, first);
   }
-}
-
-void adam(float* value, const float* gradient, float* first, float* second, std::int64_t n,
-          const arithmetic::AdamFactors& factors) {
-  const arithmetic::AdamFactors f = factors;
-  for (std::int64_t i = 0; i < n; ++i)
-    arithmetic::adam(
-        value[i], gradient[i], first[i], second[i], f, [](float a, float b, float c) { return fma(a, b, c); },
-        [](float x) { return __builtin_sqrtf(x); });
 }
 
 namespace {

@@ -1,4 +1,4 @@
-// Functions of elements over vectors.
+// Functions of elements over vectors; updates of parameters by Adam.
 #include <cstdint>
 #include <utility>
 
@@ -68,6 +68,24 @@ Function function_of(Pointwise f, std::integer_sequence<int, kFunctions...>) {
 
 void pointwise(Pointwise f, const Operand (&operands)[3], float* y, std::int64_t n) {
   function_of(f, std::make_integer_sequence<int, kPointwiseFunctions>())(operands, y, n);
+}
+
+/// arithmetic::adam, which has the formula's source, over vectors: compilers leave its branches inside AVX2's loop.
+void adam(float* value, const float* gradient, float* first, float* second, std::int64_t n,
+          const arithmetic::AdamFactors& f) {
+  const bool starts_from_mean = f.take1 < 0.5f;
+  for_each_vector(n, [&, f](std::int64_t i, int lanes) {
+    const auto load_at = [&](const float* from) { return load_first(from + i, lanes); };
+    const Vec kept = load_at(value) * broadcast(f.keep), mean = load_at(first);
+    const Vec g = f.decay == 0 ? load_at(gradient) : exact_fma(broadcast(f.decay), kept, load_at(gradient));
+    const Vec m = starts_from_mean ? exact_fma(broadcast(f.take1), g - mean, mean)
+                                   : exact_fma(broadcast(f.take1 - 1), g - mean, g);
+    const Vec v = exact_fma(broadcast(f.take2) * g, g, broadcast(f.beta2) * load_at(second));
+    const Vec change = m / (square_root(v) / broadcast(f.root) + broadcast(f.eps));
+    store_first(first + i, m, lanes);
+    store_first(second + i, v, lanes);
+    store_first(value + i, exact_fma(broadcast(-f.step_size), change, kept), lanes);
+  });
 }
 
 }  // namespace duet::cpu::DUET_ISA
