@@ -1,7 +1,7 @@
 // The contract between duet and a kind of device: memory, threads, copies and kernels.
 //
-// Pure virtual throughout, so that a backend with a gap does not compile. Kernels receive checked tensors of the right
-// shape, dtype and device, and allocated results.
+// Pure virtual, so that a backend with a gap does not compile, but for layer norm, which operators can compose. Kernels
+// receive checked tensors of the right shape, dtype and device, and allocated results.
 //
 // Note [Order]: calls on one device run in order, and so do its allocations: memory that was given back may be handed
 // out again while work that was asked for before still reads it. A copy between two devices is ordered after everything
@@ -325,6 +325,15 @@ class Backend {
                                      const Tensor& bias, const Tensor& mean, const Tensor& inverse_std,
                                      const Tensor& dx, const Tensor& dresidual, const Tensor& dweight,
                                      const Tensor& dbias, const BatchNorm2dOptions& options) = 0;
+
+  // --- layer norm over the last dimension of x (N, ..., C), for backends that have it; weight (C) and bias (C) may be
+  // undefined ---
+  virtual bool has_layer_norm() const { return false; }
+  virtual void layer_norm_forward(const Tensor& /*x*/, const Tensor& /*weight*/, const Tensor& /*bias*/, float /*eps*/,
+                                  const Tensor& /*y*/) {}
+  /// dx, dweight and dbias may be undefined; the last two by Note [Sums over samples] with the stamp of x.
+  virtual void layer_norm_backward(const Tensor& /*x*/, const Tensor& /*weight*/, const Tensor& /*dy*/, float /*eps*/,
+                                   const Tensor& /*dx*/, const Tensor& /*dweight*/, const Tensor& /*dbias*/) {}
 
   // --- losses: x (N, C); labels i64 (N); loss f32: one number, behind which CPU devices put the sums of the batch's
   // blocks where there is room for them ---

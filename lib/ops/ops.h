@@ -164,7 +164,8 @@ Variable batch_norm2d(const Variable& x, const Variable& weight, const Variable&
 Variable embedding(const Variable& table, const Tensor& indices);
 
 /// (x - mean) / sqrt(variance + eps) * weight + bias over the last dimensions, of this shape, which are not all of x;
-/// weight and bias, of this shape, may be undefined. As torch.nn.functional.layer_norm; of the operators above.
+/// weight and bias, of this shape, may be undefined. As torch.nn.functional.layer_norm; one kernel on CPU, and on CUDA
+/// made of the operators above.
 Variable layer_norm(const Variable& x, const Shape& normalised, const Variable& weight, const Variable& bias,
                     double eps = 1e-5);
 

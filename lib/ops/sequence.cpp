@@ -28,6 +28,32 @@ struct EmbeddingGradient {
   Shape table;
 };
 
+/// x with its last `rank` dimensions as one.
+Tensor joined(const Tensor& x, int rank) {
+  if (!x.defined() || rank == 1) return x;
+  Shape shape;
+  for (int d = 0; d < x.shape().rank() - rank; ++d) shape.append(x.size(d));
+  shape.append(x.shape().count_from(x.shape().rank() - rank));
+  return x.reshape(shape);
+}
+
+struct LayerNormGradient {
+  static constexpr const char* kName = "layer_norm";
+  void backward(const Gradients& g) const {
+    const auto place = [&](std::size_t i, const Shape& shape) {
+      return g.wanted(i) ? g.place(i, shape, x.device()) : Tensor();
+    };
+    const Tensor dx = place(0, x.shape()), dweight = place(1, normalised), dbias = place(2, normalised);
+    const int rank = normalised.rank();
+    backend(x).layer_norm_backward(joined(x, rank), joined(weight, rank), joined(g.outputs[0], rank), eps,
+                                   joined(dx, rank), joined(dweight, rank), joined(dbias, rank));
+  }
+  auto saved() const { return std::tie(x, weight); }
+  SavedTensor x, weight;
+  Shape normalised;
+  float eps = 0;
+};
+
 /// What is added to the scores of (T, S) queries and keys: -infinity where a key comes behind its query.
 Tensor causal_mask(std::int64_t queries, std::int64_t keys, Device device) {
   std::vector<float> mask(static_cast<std::size_t>(queries * keys));
@@ -68,7 +94,7 @@ Variable embedding(const Variable& rows, const Tensor& places) {
 
 Variable layer_norm(const Variable& input, const Shape& normalised, const Variable& weight, const Variable& bias,
                     double eps) {
-  constexpr const char* kOp = "layer_norm";
+  constexpr const char* kOp = LayerNormGradient::kName;
   require_floats(kOp, input);
   const Variable x = to_plain(input);
   const int rank = normalised.rank();
@@ -78,6 +104,16 @@ Variable layer_norm(const Variable& input, const Shape& normalised, const Variab
   for (const Variable* const parameter : {&weight, &bias})
     require<ShapeError>(!parameter->defined() || parameter->shape() == normalised, kOp, ": parameter ",
                         ShapeText{*parameter}, ", expected ", normalised);
+  if (backend(x.value()).has_layer_norm() && x.value().stamp().outer == 0) {
+    if (const auto device = device_to_share(kOp, {&x, &weight, &bias}))
+      return layer_norm(on(*device, x), normalised, on(*device, weight), on(*device, bias), eps);
+    const Tensor y = result_of(x, x.shape());
+    backend(y).layer_norm_forward(joined(x.value(), rank), joined(value_or_none(weight), rank),
+                                  joined(value_or_none(bias), rank), static_cast<float>(eps), joined(y, rank));
+    return record(y, {&x, &weight, &bias}, [&] {
+      return LayerNormGradient{{x, "input"}, {weight, "weight"}, normalised, static_cast<float>(eps)};
+    });
+  }
   std::vector<int> dims;
   for (int d = 1; d <= rank; ++d) dims.push_back(-d);
   const Variable centred = x - mean(x, dims, true);

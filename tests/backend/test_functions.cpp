@@ -142,3 +142,28 @@ TEST_CASE("an element's bits depend neither on the instruction set nor on its pl
         }
     }
 }
+
+TEST_CASE("softmax, layer norm and Adam give the same bits on every instruction set") {
+  std::mt19937 generator(93);
+  for (const std::int64_t n : {1, 5, 16, 33, 100}) {
+    std::vector<float> x(static_cast<std::size_t>(3 * n));
+    for (float& value : x) value = std::ldexp(static_cast<float>(generator()), -28) - 8;
+    const std::vector<float> dy(x.rbegin(), x.rend());
+    std::vector<float> expected;
+    for (const cpu::Kernels* const set : instruction_sets()) {
+      std::vector<float> results(static_cast<std::size_t>(15 * n));
+      const auto at = [&](std::int64_t row) { return results.data() + row * n; };
+      set->softmax(x.data(), at(0), 1, n);
+      set->softmax_backward(at(0), dy.data(), at(1), 1, n);
+      set->log_softmax(x.data(), at(2), 1, n);
+      set->log_softmax_backward(at(2), dy.data(), at(3), 1, n);
+      set->layer_norm(x.data(), dy.data(), x.data(), 1e-5f, at(4), 3, n);
+      set->layer_norm_backward(x.data(), dy.data() + n, dy.data(), 1e-5f, at(7), at(10), at(11), 3, n);
+      std::copy_n(x.data(), n, at(12));
+      set->adam(at(12), dy.data(), at(13), at(14), n, {.decay = 0.1f, .take1 = 0.1f, .take2 = 0.01f, .step_size = 1});
+      if (expected.empty()) expected = results;
+      CAPTURE(n, set->name);
+      CHECK(std::equal(results.begin(), results.end(), expected.begin(), same_number));
+    }
+  }
+}

@@ -1,4 +1,6 @@
-// Batch norm. Sums are in double, by blocks of rows and then the tree, so that several devices get the bits of one.
+// Batch norm, whose sums are in double, by blocks of rows and then the tree, so that several devices get the bits of
+// one; layer norm.
+#include <algorithm>
 #include <array>
 #include <cmath>
 #include <cstddef>
@@ -6,10 +8,13 @@
 
 #include "lib/backend/cpu/cpu_backend.h"
 #include "lib/backend/cpu/cpu_device.h"
+#include "lib/backend/cpu/leaf_gradients.h"
 #include "lib/base/recovery.h"
 
 namespace duet::cpu {
 namespace {
+
+const float* data_or_null(const Tensor& x) { return x.defined() ? x.data<float>() : nullptr; }
 
 /// A tensor (N, C, H, W) of any layout: its blocks of rows, and its channels.
 class NormBatch {
@@ -173,6 +178,29 @@ void CpuBackend::batch_norm2d_backward(const Tensor& x, const Tensor& y, const T
     kernels_.norm_backward(rows, lanes.data(), rows_of(x, begin), rows_of(passed, begin),
                            options.relu && !dresidual.defined(), options.training, rows_of(dx, begin));
   });
+}
+
+void CpuBackend::layer_norm_forward(const Tensor& x, const Tensor& weight, const Tensor& bias, float eps,
+                                    const Tensor& y) {
+  const std::int64_t vectors = vectors_of(x.shape().with(0, 1));
+  for_each_block(x, [&](std::int64_t begin, std::int64_t end, int) {
+    kernels_.layer_norm(rows_of(x, begin), data_or_null(weight), data_or_null(bias), eps, rows_of(y, begin),
+                        (end - begin) * vectors, x.size(-1));
+  });
+}
+
+void CpuBackend::layer_norm_backward(const Tensor& x, const Tensor& weight, const Tensor& dy, float eps,
+                                     const Tensor& dx, const Tensor& dweight, const Tensor& dbias) {
+  const std::int64_t n = x.size(-1), vectors = vectors_of(x.shape().with(0, 1));
+  const Blocks blocks = blocks_of(x);
+  LeafGradients leaves(device(x), kernels_, blocks, n, n);
+  leaves.run([&](Blocks::Range rows, int, float* weights, float* biases) {
+    kernels_.layer_norm_backward(rows_of(x, rows.begin), data_or_null(weight), rows_of(dy, rows.begin), eps,
+                                 dx.defined() ? rows_of(dx, rows.begin) : nullptr, weights, biases,
+                                 rows.rows() * vectors, n);
+  });
+  if (dweight.defined()) std::copy_n(leaves.weights(), n, dweight.data<float>());
+  if (dbias.defined()) std::copy_n(leaves.bias(), n, dbias.data<float>());
 }
 
 }  // namespace duet::cpu

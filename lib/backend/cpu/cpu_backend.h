@@ -67,6 +67,11 @@ class CpuBackend final : public Backend {
   bool copies_directly(Device, Device) override { return true; }
 
 #include "lib/backend/kernel_overrides.inc"
+  bool has_layer_norm() const override { return true; }
+  void layer_norm_forward(const Tensor& x, const Tensor& weight, const Tensor& bias, float eps,
+                          const Tensor& y) override;
+  void layer_norm_backward(const Tensor& x, const Tensor& weight, const Tensor& dy, float eps, const Tensor& dx,
+                           const Tensor& dweight, const Tensor& dbias) override;
 
  private:
   /// The calling thread's.

@@ -125,6 +125,13 @@ struct Kernels {
   void (*log_softmax)(const float* x, float* y, std::int64_t rows, std::int64_t n);
   void (*log_softmax_backward)(const float* y, const float* dy, float* dx, std::int64_t rows, std::int64_t n);
 
+  // layer norm of rows of n numbers, with the same bits on every instruction set; weight (n) and bias (n) may be null
+  void (*layer_norm)(const float* x, const float* weight, const float* bias, float eps, float* y, std::int64_t rows,
+                     std::int64_t n);
+  /// dweight and dbias = sums over the rows, one after the other; dx may be null.
+  void (*layer_norm_backward)(const float* x, const float* weight, const float* dy, float eps, float* dx,
+                              float* dweight, float* dbias, std::int64_t rows, std::int64_t n);
+
   // batch norm; `lanes`: of each group. Sums are (2, channels)
   /// The sums of x and of its squares.
   void (*norm_sums)(const NormRows& rows, const float* x, double* sums);
@@ -255,7 +262,7 @@ struct Kernels {
 /// X of each kernel that every instruction set has, in the order of Kernels.
 #define DUET_KERNELS(X)                                                                                              \
   X(relu) X(relu_backward) X(add) X(scale) X(mask_scale) X(relu_dropout_backward) X(sum_parts) X(sgd) X(adam) X(pointwise) \
-  X(softmax) X(softmax_backward) X(log_softmax) X(log_softmax_backward)          \
+  X(softmax) X(softmax_backward) X(log_softmax) X(log_softmax_backward) X(layer_norm) X(layer_norm_backward)          \
   X(norm_sums) X(norm_forward) X(norm_backward_sums) X(norm_backward) X(max_pool) X(max_pool_backward) X(avg_pool)   \
   X(avg_pool_backward) X(relu_index) X(drop_index) X(unblock) X(unblock_bytes) X(block) X(block_bytes)               \
   X(block_weights) X(to_bf16_pixels) X(from_pixels) X(pad) X(crop) X(winograd_weight_floats)                         \
