@@ -1,7 +1,7 @@
 // The contract between duet and a kind of device: memory, threads, copies and kernels.
 //
-// Pure virtual, so that a backend with a gap does not compile, but for layer norm, which operators can compose. Kernels
-// receive checked tensors of the right shape, dtype and device, and allocated results.
+// Pure virtual, so that a backend with a gap does not compile, but for layer norm and attention, which operators can
+// compose of others. Kernels receive checked tensors of the right shape, dtype and device, and allocated results.
 //
 // Note [Order]: calls on one device run in order, and so do its allocations: memory that was given back may be handed
 // out again while work that was asked for before still reads it. A copy between two devices is ordered after everything
@@ -334,6 +334,15 @@ class Backend {
   /// dx, dweight and dbias may be undefined; the last two by Note [Sums over samples] with the stamp of x.
   virtual void layer_norm_backward(const Tensor& /*x*/, const Tensor& /*weight*/, const Tensor& /*dy*/, float /*eps*/,
                                    const Tensor& /*dx*/, const Tensor& /*dweight*/, const Tensor& /*dbias*/) {}
+
+  // --- attention over q (..., T, D), k (..., S, D) and v (..., S, E), for backends that have it; `causal`: query i
+  // sees keys 0 to i. weights (..., T, S): the softmax of the scores ---
+  virtual bool has_attention() const { return false; }
+  virtual void attention_forward(const Tensor& /*q*/, const Tensor& /*k*/, const Tensor& /*v*/, bool /*causal*/,
+                                 const Tensor& /*weights*/, const Tensor& /*y*/) {}
+  virtual void attention_backward(const Tensor& /*dy*/, const Tensor& /*q*/, const Tensor& /*k*/, const Tensor& /*v*/,
+                                  bool /*causal*/, const Tensor& /*weights*/, const Tensor& /*dq*/,
+                                  const Tensor& /*dk*/, const Tensor& /*dv*/) {}
 
   // --- losses: x (N, C); labels i64 (N); loss f32: one number, behind which CPU devices put the sums of the batch's
   // blocks where there is room for them ---

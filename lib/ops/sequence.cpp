@@ -1,4 +1,5 @@
-// Operators of sequence models: embedding; layer_norm and attention, which are made of other operators.
+// Operators of sequence models: embedding; layer_norm and attention, which are made of other operators for backends that
+// don't have them.
 #include <atomic>
 #include <cmath>
 #include <cstddef>
@@ -53,6 +54,25 @@ struct LayerNormGradient {
   Shape normalised;
   float eps = 0;
 };
+
+struct AttentionGradient {
+  static constexpr const char* kName = "scaled_dot_product_attention";
+  void backward(const Gradients& g) const {
+    const auto place = [&](std::size_t i, const Tensor& x) {
+      return g.wanted(i) ? g.place(i, x.shape(), x.device()) : empty(x.shape(), DType::f32, x.device());
+    };
+    backend(q).attention_backward(g.outputs[0], q, k, v, causal, weights, place(0, q), place(1, k), place(2, v));
+  }
+  auto saved() const { return std::tie(q, k, v, weights); }
+  SavedTensor q, k, v, weights;
+  bool causal;
+};
+
+/// Whether the samples of a batch lie in dimension 0 of all three, or of none.
+bool share_samples(const Variable& query, const Variable& key, const Variable& value) {
+  const Rows stamp = query.value().stamp();
+  return stamp.outer == 0 && key.value().stamp() == stamp && value.value().stamp() == stamp;
+}
 
 /// What is added to the scores of (T, S) queries and keys: -infinity where a key comes behind its query.
 Tensor causal_mask(std::int64_t queries, std::int64_t keys, Device device) {
@@ -123,13 +143,26 @@ Variable layer_norm(const Variable& input, const Shape& normalised, const Variab
 }
 
 Variable scaled_dot_product_attention(const Variable& query, const Variable& key, const Variable& value, bool causal) {
-  constexpr const char* kOp = "scaled_dot_product_attention";
+  constexpr const char* kOp = AttentionGradient::kName;
   for (const Variable* const x : {&query, &key, &value}) require_floats(kOp, *x);
   const int rank = query.shape().rank();
   const bool fits = rank >= 3 && key.shape().rank() == rank && value.shape().rank() == rank &&
                     query.size(-1) == key.size(-1) && key.size(-2) == value.size(-2);
   require<ShapeError>(fits, kOp, ": got shapes ", query.shape(), ", ", key.shape(), " and ", value.shape(),
                       ", expected (N, ..., T, D), (N, ..., S, D) and (N, ..., S, E)");
+  if (const auto device = device_to_share(kOp, {&query, &key, &value}))
+    return scaled_dot_product_attention(on(*device, query), on(*device, key), on(*device, value), causal);
+  const Variable q = to_plain(query), k = to_plain(key), v = to_plain(value);
+  bool same_heads = q.value().count() > 0 && v.value().count() > 0;
+  for (int d = 0; d < rank - 2; ++d) same_heads = same_heads && q.size(d) == k.size(d) && q.size(d) == v.size(d);
+  if (backend(q.value()).has_attention() && same_heads && share_samples(q, k, v)) {
+    const Tensor y = result_of(q, q.shape().with(-1, v.size(-1)));
+    const Tensor weights = empty(q.shape().with(-1, k.size(-2)), DType::f32, y.device());
+    backend(y).attention_forward(q.value(), k.value(), v.value(), causal, weights, y);
+    return record(y, {&q, &k, &v}, [&] {
+      return AttentionGradient{{q, "query"}, {k, "key"}, {v, "value"}, {weights, "weights"}, causal};
+    });
+  }
   const double scale = 1 / std::sqrt(static_cast<double>(query.size(-1)));
   Variable scores = matmul(query * scale, transpose(key, -2, -1));
   if (causal) scores = scores + causal_mask(query.size(-2), key.size(-2), query.device());

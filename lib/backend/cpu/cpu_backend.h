@@ -72,6 +72,11 @@ class CpuBackend final : public Backend {
                           const Tensor& y) override;
   void layer_norm_backward(const Tensor& x, const Tensor& weight, const Tensor& dy, float eps, const Tensor& dx,
                            const Tensor& dweight, const Tensor& dbias) override;
+  bool has_attention() const override { return true; }
+  void attention_forward(const Tensor& q, const Tensor& k, const Tensor& v, bool causal, const Tensor& weights,
+                         const Tensor& y) override;
+  void attention_backward(const Tensor& dy, const Tensor& q, const Tensor& k, const Tensor& v, bool causal,
+                          const Tensor& weights, const Tensor& dq, const Tensor& dk, const Tensor& dv) override;
 
  private:
   /// The calling thread's.

@@ -1,5 +1,6 @@
 // Linear layers, alone, with relu and dropout, and with log_softmax; products of matrices.
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 
 #include "lib/backend/cpu/cpu_backend.h"
@@ -18,6 +19,9 @@ void for_each_share(CpuDevice& device, std::int64_t n, Task task) {
     task(begin, block_begin(part + 1, n, workers) - begin, id);
   });
 }
+
+/// Matrices in the last two dimensions of x.
+std::int64_t heads_of(const Tensor& x) { return x.count() / (x.size(-2) * x.size(-1)); }
 
 }  // namespace
 
@@ -92,15 +96,12 @@ void CpuBackend::matmul(const Tensor& a, bool a_transposed, const Tensor& b, boo
   const std::int64_t m = y.size(-2), p = y.size(-1), k = a.size(a_transposed ? -2 : -1);
   if (y.count() == 0) return;
   CpuDevice& device = this->device(y);
-  ThreadPool& pool = device.pool();
-  const std::int64_t matrices = y.count() / (m * p);
   const auto matrix = [](const Tensor& x, std::int64_t i, std::int64_t floats, bool transposed) -> Matrix {
     const std::int64_t pitch = x.size(-1);
     return {x.data<float>() + i * floats, transposed ? 1 : pitch, transposed ? pitch : 1};
   };
-  pool.run(pool.workers(), [&](int part, int id) {
-    for (std::int64_t i = block_begin(part, matrices, pool.workers());
-         i < block_begin(part + 1, matrices, pool.workers()); ++i)
+  for_each_share(device, heads_of(y), [&](std::int64_t begin, std::int64_t count, int id) {
+    for (std::int64_t i = begin; i < begin + count; ++i)
       multiply(device.worker(id), {.a = matrix(a, i, m * k, a_transposed),
                                    .b = matrix(b, i, k * p, b_transposed),
                                    .c = y.data<float>() + i * m * p,
@@ -108,6 +109,54 @@ void CpuBackend::matmul(const Tensor& a, bool a_transposed, const Tensor& b, boo
                                    .m = m,
                                    .n = p,
                                    .k = k});
+  });
+}
+
+namespace {
+
+/// Head i of attention over q (..., queries, depth), k (..., keys, depth) and v (..., keys, values).
+Attention head_of(const Tensor& q, const Tensor& k, const Tensor& v, bool causal, std::int64_t i) {
+  Attention head = {.queries = q.size(-2),
+                    .keys = k.size(-2),
+                    .depth = q.size(-1),
+                    .values = v.size(-1),
+                    .causal = causal,
+                    .scale = static_cast<float>(1 / std::sqrt(static_cast<double>(q.size(-1))))};
+  head.q = q.data<float>() + i * head.queries * head.depth;
+  head.k = k.data<float>() + i * head.keys * head.depth;
+  head.v = v.data<float>() + i * head.keys * head.values;
+  return head;
+}
+
+}  // namespace
+
+void CpuBackend::attention_forward(const Tensor& q, const Tensor& k, const Tensor& v, bool causal,
+                                   const Tensor& weights, const Tensor& y) {
+  CpuDevice& device = this->device(y);
+  for_each_share(device, heads_of(weights), [&](std::int64_t begin, std::int64_t count, int id) {
+    for (std::int64_t i = begin; i < begin + count; ++i) {
+      const Attention head = head_of(q, k, v, causal, i);
+      kernels_.attention(head, weights.data<float>() + i * head.queries * head.keys,
+                         y.data<float>() + i * head.queries * head.values,
+                         device.worker(id).row.bytes(kernels_.attention_scratch_bytes(head)));
+    }
+  });
+}
+
+void CpuBackend::attention_backward(const Tensor& dy, const Tensor& q, const Tensor& k, const Tensor& v, bool causal,
+                                    const Tensor& weights, const Tensor& dq, const Tensor& dk, const Tensor& dv) {
+  CpuDevice& device = this->device(dy);
+  for_each_share(device, heads_of(weights), [&](std::int64_t begin, std::int64_t count, int id) {
+    Worker& worker = device.worker(id);
+    for (std::int64_t i = begin; i < begin + count; ++i) {
+      const Attention head = head_of(q, k, v, causal, i);
+      const std::int64_t scores = head.queries * head.keys;
+      kernels_.attention_backward(
+          head, weights.data<float>() + i * scores, dy.data<float>() + i * head.queries * head.values,
+          worker.gradient.floats(scores), dq.data<float>() + i * head.queries * head.depth,
+          dk.data<float>() + i * head.keys * head.depth, dv.data<float>() + i * head.keys * head.values,
+          worker.row.bytes(kernels_.attention_scratch_bytes(head)));
+    }
   });
 }
 
@@ -120,9 +169,11 @@ void CpuBackend::linear_relu_dropout_forward(const Tensor& x, const Tensor& w, c
     for (std::int64_t row = 0; mask != nullptr && row < rows; ++row)
       kernels_.dropout_mask(mask + row * out, out, dropout.seed, dropout.step,
                             static_cast<std::uint64_t>(first + begin + row), dropout.layer, dropout.threshold());
-    kernels_.linear_relu_dropout(x.data<float>() + begin * in, w.data<float>(), b.defined() ? b.data<float>() : nullptr,
-                                 mask, dropout.scale(), y.data<float>() + begin * out, rows, in, out,
-                                 device.worker(id).row.bytes(kernels_.linear_forward_scratch_bytes(rows, in, out)));
+    float* const to = y.data<float>() + begin * out;
+    kernels_.linear(x.data<float>() + begin * in, w.data<float>(), b.defined() ? b.data<float>() : nullptr, to, rows,
+                    in, out, device.worker(id).row.bytes(kernels_.linear_forward_scratch_bytes(rows, in, out)));
+    kernels_.relu(to, to, rows * out);
+    if (mask != nullptr) kernels_.mask_scale(to, mask, dropout.scale(), to, rows * out);
   });
 }
 

@@ -116,12 +116,4 @@ void linear(const float* x, const float* w, const float* bias, float* y, std::in
     linear_rows(x + row * in, w, bias, y + row * out, smaller(kRows, n - row), in, out, Scratch(out, scratch));
 }
 
-void linear_relu_dropout(const float* x, const float* w, const float* bias, const std::uint8_t* mask, float scale,
-                         float* y, std::int64_t n, std::int64_t in, std::int64_t out, void* scratch) {
-  if (!takes(in, out)) return avx512::table.linear_relu_dropout(x, w, bias, mask, scale, y, n, in, out, scratch);
-  linear(x, w, bias, y, n, in, out, scratch);
-  avx512::table.relu(y, y, n * out);
-  if (mask != nullptr) avx512::table.mask_scale(y, mask, scale, y, n * out);
-}
-
 }  // namespace duet::cpu::DUET_ISA

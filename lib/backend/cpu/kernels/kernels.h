@@ -40,6 +40,16 @@ struct Product {
   const Leaves* leaves = nullptr;  // of k; null: all of it is one leaf
 };
 
+/// Attention of one head: q (queries, depth), k (keys, depth), v (keys, values). `causal`: query i sees keys 0 to i.
+struct Attention {
+  const float* q = nullptr;
+  const float* k = nullptr;
+  const float* v = nullptr;
+  std::int64_t queries = 0, keys = 0, depth = 0, values = 0;
+  bool causal = false;
+  float scale = 1;  // of the scores
+};
+
 struct PoolGeometry {
   std::int64_t height, width, out_height, out_width;
   std::int64_t kernel_h, kernel_w, stride_h, stride_w, pad_h, pad_w;
@@ -218,13 +228,18 @@ struct Kernels {
   void (*multiply)(const Product& product, void* scratch);
 
   /// Bytes of scratch memory that the next two take.
+  std::int64_t (*attention_scratch_bytes)(const Attention& head);
+  /// weights (queries, keys) = softmax of the scores; y (queries, values).
+  void (*attention)(const Attention& head, float* weights, float* y, void* scratch);
+  /// dscores: room for (queries, keys).
+  void (*attention_backward)(const Attention& head, const float* weights, const float* dy, float* dscores, float* dq,
+                             float* dk, float* dv, void* scratch);
+
+  /// Bytes of scratch memory that linear takes.
   std::int64_t (*linear_forward_scratch_bytes)(std::int64_t n, std::int64_t in, std::int64_t out);
   // linear: x (n, in), w (out, in), y (n, out)
   void (*linear)(const float* x, const float* w, const float* bias, float* y, std::int64_t n, std::int64_t in,
                  std::int64_t out, void* scratch);
-  /// Computes linear, then relu, then dropout by mask (n, out): 1 to keep, null to keep all.
-  void (*linear_relu_dropout)(const float* x, const float* w, const float* bias, const std::uint8_t* mask, float scale,
-                              float* y, std::int64_t n, std::int64_t in, std::int64_t out, void* scratch);
   /// Bytes of scratch memory that the next two take, which skip zeros of dy.
   std::int64_t (*nonzero_linear_scratch_bytes)(std::int64_t n, std::int64_t out);
   void (*nonzero_linear_data)(const float* dy, const float* w, float* dx, std::int64_t n, std::int64_t in,
@@ -269,7 +284,8 @@ struct Kernels {
   X(winograd_scratch_floats) X(winograd_weights) X(winograd_forward) X(plain_pooled_forward)                         \
   X(plain_pooled_scratch_floats) X(plain_pooled_backward_weights) X(nonzero_scratch_bytes) X(nonzero_backward)       \
   X(plain_backward_weights) X(small_weights_scratch_floats) X(small_backward_weights) X(dropout_mask)                \
-  X(product_scratch_bytes) X(multiply) X(linear_forward_scratch_bytes) X(linear) X(linear_relu_dropout)              \
+  X(product_scratch_bytes) X(multiply) X(attention_scratch_bytes) X(attention) X(attention_backward)                 \
+  X(linear_forward_scratch_bytes) X(linear)                                                   \
   X(nonzero_linear_scratch_bytes) X(nonzero_linear_data) X(nonzero_linear_weights) X(sum_rows) X(fma_peak)
 
 /// X of those that only sets with tiles have, which follow in Kernels.
@@ -280,7 +296,7 @@ struct Kernels {
 /// X of each kernel that AMX has of its own.
 #define DUET_AMX_KERNELS(X)                                                                       \
   X(winograd_weight_floats) X(winograd_scratch_floats) X(winograd_weights) X(winograd_forward)    \
-  X(linear_forward_scratch_bytes) X(linear) X(linear_relu_dropout) DUET_TILED_KERNELS(X)
+  X(linear_forward_scratch_bytes) X(linear) DUET_TILED_KERNELS(X)
 // clang-format on
 
 /// Declares a kernel in the namespace of an instruction set.

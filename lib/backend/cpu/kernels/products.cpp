@@ -3,6 +3,8 @@
 // chunk after chunk, and leaves by the tree. Blocking for caches and registers follows Goto and van de Geijn, "Anatomy
 // of High-Performance Matrix Multiplication", 2008.
 #include <cstdint>
+#include <cstring>
+#include <utility>
 
 #include "lib/backend/cpu/kernels/isa.h"
 
@@ -174,12 +176,13 @@ void pack(const Matrix& m, std::int64_t rows, std::int64_t columns, float* to) {
   std::int64_t k = 0;
   if (m.row == 1 && rows == kSide)
     for (; k < columns; ++k) std::memcpy(to + k * kSide, m.p + k * m.column, kSide * sizeof(float));
-  // What eight rows spill into the next column is written afterwards.
-  constexpr int kLastEight = (kSide - 1) / 8 * 8;
-  if (m.column == 1)
-    for (; k + 8 <= columns; k += 8)
-      for (std::int64_t r = kLastEight; r >= 0; r -= 8)
-        transpose8(m.p + r * m.row + k, m.row, rows - r, to + k * kSide + r, kSide);
+  if (m.column == 1) {
+    // Eight rows at a time, which the first cache holds whatever their pitch. What the last eight spill into the next
+    // column is written afterwards.
+    const std::int64_t whole = columns / 8 * 8;
+    for (std::int64_t r = (kSide - 1) / 8 * 8; r >= 0; r -= 8)
+      for (k = 0; k < whole; k += 8) transpose8(m.p + r * m.row + k, m.row, rows - r, to + k * kSide + r, kSide);
+  }
   for (; k < columns; ++k)
     for (std::int64_t r = 0; r < kSide; ++r) to[k * kSide + r] = r < rows ? m.p[r * m.row + k * m.column] : 0;
 }
@@ -291,13 +294,6 @@ std::int64_t linear_forward_scratch_bytes(std::int64_t n, std::int64_t in, std::
 void linear(const float* x, const float* w, const float* bias, float* y, std::int64_t n, std::int64_t in,
             std::int64_t out, void* scratch) {
   multiply({.a = {x, in, 1}, .b = {w, 1, in}, .c = y, .pitch = out, .m = n, .n = out, .k = in, .bias = bias}, scratch);
-}
-
-void linear_relu_dropout(const float* x, const float* w, const float* bias, const std::uint8_t* mask, float scale,
-                         float* y, std::int64_t n, std::int64_t in, std::int64_t out, void* scratch) {
-  linear(x, w, bias, y, n, in, out, scratch);
-  relu(y, y, n * out);
-  if (mask != nullptr) mask_scale(y, mask, scale, y, n * out);
 }
 
 namespace {
