@@ -45,4 +45,14 @@ Tensor gradient_in_shards(nn::SimpleCNN& model, const Batch& batch, int shards) 
 
 bool same_bits(const Tensor& a, const Tensor& b) { return std::memcmp(a.raw(), b.raw(), a.bytes()) == 0; }
 
+std::vector<const cpu::Kernels*> instruction_sets() {
+  std::vector<const cpu::Kernels*> sets = {&cpu::generic::table};
+#if defined(__x86_64__)
+  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) sets.push_back(&cpu::avx2::table);
+  if (__builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl"))
+    sets.push_back(&cpu::avx512::table);
+#endif
+  return sets;
+}
+
 }  // namespace duet_test

@@ -2,8 +2,10 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 #include "lib/backend/backend.h"
+#include "lib/backend/cpu/kernels/kernels.h"
 #include "lib/nn/simple_cnn.h"
 #include "tests/support/batch.h"
 
@@ -17,5 +19,8 @@ duet::Tensor gradient_of(duet::nn::SimpleCNN& model, const Batch& batch);
 duet::Tensor gradient_in_shards(duet::nn::SimpleCNN& model, const Batch& batch, int shards);
 
 bool same_bits(const duet::Tensor& a, const duet::Tensor& b);
+
+/// The kernels of each instruction set that this machine has, AMX left out.
+std::vector<const duet::cpu::Kernels*> instruction_sets();
 
 }  // namespace duet_test

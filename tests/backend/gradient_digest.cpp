@@ -1,13 +1,21 @@
-// Prints a digest of gradients and log-probabilities computed with so many threads for the device. The number of
-// threads is fixed before the first kernel, so each needs a process of its own.
+// Prints a digest of what was computed with so many threads for the device, or with the instruction set of that name.
+// Both are fixed before the first kernel, so each needs a process of its own. Exits with 77 if the machine lacks the
+// set.
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <future>
+#include <memory>
 #include <span>
 #include <string>
+#include <string_view>
 
 #include "lib/base/sha256.h"
+#include "lib/nn/chain.h"
+#include "lib/nn/layers.h"
+#include "lib/ops/losses.h"
+#include "lib/ops/ops.h"
+#include "lib/optim/adam.h"
 #include "tests/backend/bits.h"
 
 using namespace duet;
@@ -28,9 +36,68 @@ std::string digest() {
   return sha.hex();
 }
 
+/// A block of a transformer over (N, 9, 24) with two heads.
+struct Block final : nn::Module {
+  Block() {
+    register_module("in", in);
+    register_module("norm", norm);
+    register_module("wide", wide);
+    register_module("narrow", narrow);
+  }
+  Variable forward(nn::Context& context, const Variable& x) const override {
+    const Variable all = ops::transpose(ops::reshape(in.forward(context, x), {-1, 9, 6, 12}), 1, 2);
+    const auto heads = [&](std::int64_t i) { return ops::slice(all, 1, 2 * i, 2 * i + 2); };
+    const Variable seen = ops::scaled_dot_product_attention(heads(0), heads(1), heads(2), true);
+    const Variable y = x + ops::reshape(ops::transpose(seen, 1, 2), {-1, 9, 24});
+    return y + nn::chain(context, y, {norm, wide, gelu, narrow});
+  }
+  using nn::Module::forward;
+  nn::Linear in{24, 72}, wide{24, 50}, narrow{50, 24};
+  nn::LayerNorm norm{{24}};
+  nn::GELU gelu;
+};
+
+/// Parameters after a few steps of a transformer and of an autoencoder with dropout, relu and sigmoid.
+std::string digest_without_convolutions() {
+  nn::Sequential net(std::make_unique<nn::Embedding>(11, 24), std::make_unique<Block>(),
+                     std::make_unique<nn::Flatten>(), std::make_unique<nn::Linear>(216, 70),
+                     std::make_unique<nn::ReLU>(), std::make_unique<nn::Dropout>(0.5),
+                     std::make_unique<nn::Linear>(70, 300), std::make_unique<nn::Tanh>(),
+                     std::make_unique<nn::Linear>(300, 13), std::make_unique<nn::Sigmoid>());
+  net.initialise(std::uint64_t{5});
+  optim::Adam opt(net, {.lr = 0.01f});
+  Mt19937 generator(6);
+  for (std::int64_t step = 1; step <= 4; ++step) {
+    Tensor symbols = empty({19, 9}, DType::i64), target = empty({19, 13});
+    for (std::int64_t& symbol : symbols.span<std::int64_t>()) symbol = generator.randint(0, 11);
+    generator.uniform(target.span<float>(), 0, 1);
+    symbols.set_stamp({step, 0, 19});
+    target.set_stamp({step, 0, 19});
+    opt.zero_grad();
+    ops::mse_loss(net(symbols), target).backward();
+    opt.step();
+  }
+  Sha256 sha;
+  sha.update(std::as_bytes(net.parameters().values().span<float>()));
+  return sha.hex();
+}
+
+int print_with_instruction_set(const char* name) {
+  ::setenv("DUET_ISA", name, 1);
+  try {
+    std::printf("%s\n", digest_without_convolutions().c_str());
+    return 0;
+  } catch (const UsageError& error) {
+    std::puts(error.what());
+    return 77;
+  }
+}
+
 }  // namespace
 
 int main(int, char** arguments) {
+  if (std::string_view(arguments[1]).starts_with("avx") || std::string_view(arguments[1]) == "generic")
+    return print_with_instruction_set(arguments[1]);
   const int threads = std::atoi(arguments[1]);
   backend(DeviceKind::cpu).set_threads_per_device(threads);
   auto concurrent = std::async(std::launch::async, digest);  // on the same device at the same time

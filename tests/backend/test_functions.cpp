@@ -12,9 +12,11 @@
 // What this file compares is inlined into it: no code of another instruction set can take its place.
 #define DUET_ISA generic
 #include "lib/backend/cpu/kernels/isa.h"
+#include "tests/backend/bits.h"
 #include "tests/support/catch2.h"
 
 using namespace duet;
+using namespace duet_test;
 
 namespace {
 
@@ -58,17 +60,6 @@ TEST_CASE("a vector's fused multiply-add without hardware for it rounds as std::
 }
 
 namespace {
-
-/// The instruction sets that this machine has.
-std::vector<const cpu::Kernels*> instruction_sets() {
-  std::vector<const cpu::Kernels*> sets = {&cpu::generic::table};
-#if defined(__x86_64__)
-  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) sets.push_back(&cpu::avx2::table);
-  if (__builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl"))
-    sets.push_back(&cpu::avx512::table);
-#endif
-  return sets;
-}
 
 double at_least(double x, double least) { return x < least ? least : x; }
 double cross_entropy(double x) { return -at_least(std::log1p(-x), -100) - 0 * at_least(std::log(x), -100); }
