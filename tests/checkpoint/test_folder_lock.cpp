@@ -17,9 +17,7 @@
 
 using duet::DataError;
 using duet::FolderLock;
-using duet_test::at_step;
-using duet_test::ContainsSubstring;
-using duet_test::Scratch;
+using namespace duet_test;
 
 TEST_CASE("a folder that one run writes is refused to others by the name of that run, and may be read") {
   const Scratch scratch;

@@ -10,8 +10,7 @@
 #include "tests/support/python.h"
 #include "tests/support/scratch.h"
 
-using duet_test::python_has;
-using duet_test::run_python;
+using namespace duet_test;
 
 namespace {
 

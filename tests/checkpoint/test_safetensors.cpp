@@ -23,10 +23,7 @@ using duet::Checksum;
 using duet::concat;
 using duet::DataError;
 using duet::NamedTensors;
-using duet_test::ContainsSubstring;
-using duet_test::read_text;
-using duet_test::Scratch;
-using duet_test::write_text;
+using namespace duet_test;
 
 namespace {
 

@@ -15,9 +15,7 @@
 
 using namespace duet;
 using namespace duet::cli;
-using duet_test::complaint;
-using duet_test::ContainsSubstring;
-using duet_test::printed;
+using namespace duet_test;
 
 namespace {
 

@@ -24,8 +24,7 @@
 
 using namespace duet;
 using namespace duet::cli;
-using duet_test::Approx;
-using duet_test::ContainsSubstring;
+using namespace duet_test;
 
 namespace {
 

@@ -16,8 +16,7 @@
 #include "tests/support/catch2.h"
 
 using namespace duet;
-using duet_test::Batch;
-using duet_test::make_batch;
+using namespace duet_test;
 
 namespace {
 

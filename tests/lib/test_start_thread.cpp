@@ -23,8 +23,7 @@
 #include "tests/support/scratch.h"
 
 using namespace duet;
-using duet_test::ContainsSubstring;
-using duet_test::Scratch;
+using namespace duet_test;
 
 namespace {
 

@@ -18,8 +18,7 @@
 
 using namespace duet;
 using namespace duet::nn;
-using duet_test::make_batch;
-using duet_test::Said;
+using namespace duet_test;
 
 namespace {
 

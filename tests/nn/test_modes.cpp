@@ -9,8 +9,7 @@
 #include "tests/support/two_parts.h"
 
 using namespace duet;
-using duet_test::make_batch;
-using duet_test::TwoParts;
+using namespace duet_test;
 
 namespace {
 

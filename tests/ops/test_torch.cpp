@@ -22,10 +22,7 @@
 #include "tests/support/scratch.h"
 
 using namespace duet;
-using duet_test::kInfinity;
-using duet_test::kNan;
-using duet_test::random_pair;
-using duet_test::random_shape;
+using namespace duet_test;
 
 namespace {
 

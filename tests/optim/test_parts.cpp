@@ -17,9 +17,7 @@
 #include "tests/support/two_parts.h"
 
 using namespace duet;
-using duet_test::ContainsSubstring;
-using duet_test::make_batch;
-using duet_test::TwoParts;
+using namespace duet_test;
 
 namespace {
 

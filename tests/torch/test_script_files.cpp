@@ -20,8 +20,7 @@
 // Not all of duet: its namespace torch would be as good as LibTorch's.
 using duet::Shape;
 using duet::zeros;
-using duet_test::Approx;
-using duet_test::ContainsSubstring;
+using namespace duet_test;
 namespace nn = duet::nn;
 
 namespace {

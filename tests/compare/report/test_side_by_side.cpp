@@ -10,8 +10,7 @@
 #include "train/system/display.h"
 
 using namespace duet::cli;
-using duet_test::Approx;
-using duet_test::ContainsSubstring;
+using namespace duet_test;
 
 namespace {
 

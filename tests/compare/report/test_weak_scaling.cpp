@@ -14,8 +14,7 @@
 #include "tests/support/catch2.h"
 
 using namespace duet::cli;
-using duet_test::Approx;
-using duet_test::ContainsSubstring;
+using namespace duet_test;
 
 namespace {
 

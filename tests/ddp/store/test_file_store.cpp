@@ -24,8 +24,7 @@
 
 using namespace duet;
 using namespace duet::ddp;
-using duet_test::ContainsSubstring;
-using duet_test::Scratch;
+using namespace duet_test;
 using namespace std::chrono_literals;
 
 TEST_CASE("a left-over file does not affect the next run") {

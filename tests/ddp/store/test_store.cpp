@@ -22,9 +22,7 @@
 
 using namespace duet;
 using namespace duet::ddp;
-using duet_test::ContainsSubstring;
-using duet_test::RawClient;
-using duet_test::Scratch;
+using namespace duet_test;
 using namespace std::chrono_literals;
 
 namespace {
