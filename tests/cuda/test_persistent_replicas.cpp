@@ -48,10 +48,15 @@ struct ReplicaTraining {
     const Device device = model.parameters().device();
     return ops::mse_loss(through(x.to(device)), target.to(device));
   }
-  void step(std::int64_t rows = 8) {
+  /// A step that calls `before_update` between backward and update.
+  void step(const std::function<void()>& before_update, std::int64_t rows = 8) {
     optimizer.zero_grad();
     loss(net, rows).backward();
+    before_update();
     optimizer.step();
+  }
+  void step(std::int64_t rows = 8) {
+    step([] {}, rows);
   }
   /// Copies to and from the last device so far.
   std::uint64_t moved() const { return backend(DeviceKind::cuda).use(devices.back()).moved; }
@@ -81,20 +86,8 @@ const std::vector<Between> kStories = {
        const NoGrad guard;
        t.loss(t.net);
      }},
-    {"clipped gradients",
-     [](ReplicaTraining& t) {
-       t.optimizer.zero_grad();
-       t.loss(t.net).backward();
-       optim::clip_grad_norm(t.model, 0.01);
-       t.optimizer.step();
-     }},
-    {"gradients of two batches",
-     [](ReplicaTraining& t) {
-       t.optimizer.zero_grad();
-       t.loss(t.net).backward();
-       t.loss(t.net).backward();
-       t.optimizer.step();
-     }},
+    {"clipped gradients", [](ReplicaTraining& t) { t.step([&] { optim::clip_grad_norm(t.model, 0.01); }); }},
+    {"gradients of two batches", [](ReplicaTraining& t) { t.step([&] { t.loss(t.net).backward(); }); }},
     {"a step without the wrapper",
      [](ReplicaTraining& t) {
        t.optimizer.zero_grad();
@@ -111,11 +104,10 @@ const std::vector<Between> kStories = {
      }},
     {"gradients written by hand",
      [](ReplicaTraining& t) {
-       t.optimizer.zero_grad();
-       t.loss(t.net).backward();
-       const Tensor gradient = t.model.parameters().gradient(0);
-       backend(gradient).scale(gradient, 0.5f);
-       t.optimizer.step();
+       t.step([&] {
+         const Tensor gradient = t.model.parameters().gradient(0);
+         backend(gradient).scale(gradient, 0.5f);
+       });
      }},
     {"gradients written by a hook",
      [](ReplicaTraining& t) {
@@ -142,11 +134,10 @@ const std::vector<Between> kStories = {
     {"values initialised", [](ReplicaTraining& t) { t.net.initialise(std::uint64_t{77}); }},
     {"values written between backward and update",
      [](ReplicaTraining& t) {
-       t.optimizer.zero_grad();
-       t.loss(t.net).backward();
-       const Tensor value = t.model.parameters().value(0);
-       backend(value).fill(value, 0.125f);
-       t.optimizer.step();
+       t.step([&] {
+         const Tensor value = t.model.parameters().value(0);
+         backend(value).fill(value, 0.125f);
+       });
      }},
     {"optimizer's state loaded",
      [](ReplicaTraining& t) {
@@ -164,10 +155,7 @@ const std::vector<Between> kStories = {
        t.loss(other).backward();
        t.optimizer.step();
        t.step();
-       t.optimizer.zero_grad();
-       t.loss(t.net).backward();
-       t.loss(other);
-       t.optimizer.step();
+       t.step([&] { t.loss(other); });
      }},
 };
 
