@@ -6,7 +6,6 @@
 #include <cstdint>
 #include <cstdlib>
 #include <fstream>
-#include <iterator>
 #include <memory>
 #include <string>
 #include <thread>
@@ -91,10 +90,7 @@ struct UnderTorchrun {
     status = WEXITSTATUS(std::system(command.c_str()));
   }
   bool impossible() const { return status != 0; }
-  std::string text(const char* file) const {
-    std::ifstream in(scratch.path(file));
-    return {std::istreambuf_iterator<char>(in), {}};
-  }
+  std::string text(const char* file) const { return read_text(scratch.path(file)); }
   Scratch scratch;
   int status = 0;
 };

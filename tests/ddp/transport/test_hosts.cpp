@@ -8,7 +8,6 @@
 #include <exception>
 #include <fstream>
 #include <functional>
-#include <iterator>
 #include <latch>
 #include <memory>
 #include <span>
@@ -267,10 +266,7 @@ struct TwoHosts {
     status = WEXITSTATUS(std::system(command.c_str()));
   }
   bool impossible() const { return status == 77; }
-  std::string text(const char* file) const {
-    std::ifstream in(scratch.path(file));
-    return {std::istreambuf_iterator<char>(in), {}};
-  }
+  std::string text(const char* file) const { return read_text(scratch.path(file)); }
   Scratch scratch;
   int status = 0;
 };
