@@ -12,6 +12,17 @@
 
 namespace duet_test {
 
+using Arguments = std::vector<std::string>;
+
+/// Options of a small training or comparison: 6 steps an epoch.
+inline const Arguments kSmallLinear = {"--data",  "synthetic", "--train-images", "333",   "--test-images", "20",
+                                       "--batch", "64",        "--model",        "linear"};
+
+inline Arguments with(Arguments arguments, const Arguments& more) {
+  arguments.insert(arguments.end(), more.begin(), more.end());
+  return arguments;
+}
+
 struct Ran {
   int status = 0;  // exit code, or 128 + the signal that ended it
   std::string out, err;

@@ -16,16 +16,12 @@
 #include "tests/support/catch2.h"
 
 using namespace duet::cli;
+using duet_test::with;
 
 namespace {
 
 const std::vector<std::string> kSmall = {"--data",  "synthetic", "--train-images", "333", "--test-images", "200",
                                          "--batch", "64",        "--lr",           "0.05"};
-
-std::vector<std::string> with(std::vector<std::string> arguments, const std::vector<std::string>& more) {
-  arguments.insert(arguments.end(), more.begin(), more.end());
-  return arguments;
-}
 
 }  // namespace
 

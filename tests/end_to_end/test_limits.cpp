@@ -21,17 +21,14 @@
 namespace {
 
 namespace fs = std::filesystem;
+using duet_test::Arguments;
 using duet_test::ContainsSubstring;
 using duet_test::lines;
 using duet_test::Ran;
-using Arguments = std::vector<std::string>;
+using duet_test::with;
 
-Arguments train(Arguments arguments) {
-  arguments.insert(arguments.begin(), "train");
-  for (const char* one : {"--data", "synthetic", "--train-images", "333", "--test-images", "20", "--batch", "64",
-                          "--epochs", "1", "--model", "linear"})
-    arguments.emplace_back(one);
-  return arguments;
+Arguments train(const Arguments& arguments) {
+  return with(with(with({"train"}, arguments), duet_test::kSmallLinear), {"--epochs", "1"});
 }
 
 /// 4 ranks that do nothing.

@@ -20,20 +20,14 @@
 
 using duet::cli::read_file;
 using duet::cli::TemporaryFolder;
+using duet_test::Arguments;
 using duet_test::ContainsSubstring;
 using duet_test::lines;
+using duet_test::with;
 
 namespace {
 
-using Arguments = std::vector<std::string>;
-
-Arguments with(Arguments arguments, const Arguments& more) {
-  arguments.insert(arguments.end(), more.begin(), more.end());
-  return arguments;
-}
-
-const Arguments kTrain = {"train", "--data",  "synthetic", "--train-images", "333", "--test-images", "20", "--batch",
-                          "64",    "--model", "linear",    "--epochs",       "1"};
+const Arguments kTrain = with({"train", "--epochs", "1"}, duet_test::kSmallLinear);
 const Arguments kCollective = {"bench", "all_reduce", "-b", "64", "-e", "128", "-n", "2"};
 
 }  // namespace

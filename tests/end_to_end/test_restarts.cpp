@@ -8,36 +8,19 @@
 #include "tests/support/catch2.h"
 
 using namespace duet::cli;
+using duet_test::with;
 
 namespace {
 
 /// duet launch with two ranks of a small training, of which one is killed.
 duet_test::Ran launch(const char* fault, const std::vector<std::string>& more, const char* restarts = "2") {
-  std::vector<std::string> arguments = {"launch",
-                                        "-n",
-                                        "2",
-                                        "--max-restarts",
-                                        restarts,
-                                        "--",
-                                        std::getenv("DUET_PROGRAM"),
-                                        "train",
-                                        "--mode",
-                                        "ddp",
-                                        "--data",
-                                        "synthetic",
-                                        "--train-images",
-                                        "333",
-                                        "--test-images",
-                                        "200",
-                                        "--lr",
-                                        "0.05",
-                                        "--batch",
-                                        "64",
-                                        "--epochs",
-                                        "3"};
-  arguments.insert(arguments.end(), more.begin(), more.end());
+  const duet_test::Arguments before = {
+      "launch", "-n", "2", "--max-restarts", restarts, "--", std::getenv("DUET_PROGRAM")};
+  const duet_test::Arguments train = {"train", "--mode",        "ddp", "--data", "synthetic", "--train-images",
+                                      "333",   "--test-images", "200", "--lr",   "0.05",      "--batch",
+                                      "64",    "--epochs",      "3"};
   ::setenv("DUET_FAULT", fault, 1);
-  const duet_test::Ran ran = duet_test::duet(arguments);
+  const duet_test::Ran ran = duet_test::duet(with(with(before, train), more));
   ::unsetenv("DUET_FAULT");
   return ran;
 }

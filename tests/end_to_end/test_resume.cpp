@@ -17,10 +17,10 @@
 #include "tests/support/catch2.h"
 
 using namespace duet::cli;
+using duet_test::Arguments;
+using duet_test::with;
 
 namespace {
-
-using Arguments = std::vector<std::string>;
 
 const std::vector<Arguments> kModes = {{},
                                        {"--mode", "dp", "--devices", "2"},
@@ -30,12 +30,7 @@ const std::vector<Arguments> kModes = {{},
 
 /// A training of 6 steps an epoch, under a launcher if `before` starts one.
 Arguments training(const Arguments& mode, const Arguments& more, const Arguments& before = {}) {
-  Arguments all = before;
-  all.insert(all.end(), {"train", "--data", "synthetic", "--train-images", "333", "--test-images", "20", "--model",
-                         "linear", "--batch", "64", "--lr", "0.05"});
-  all.insert(all.end(), mode.begin(), mode.end());
-  all.insert(all.end(), more.begin(), more.end());
-  return all;
+  return with(with(with(with(before, {"train", "--lr", "0.05"}), duet_test::kSmallLinear), mode), more);
 }
 
 duet_test::Ran train(const Arguments& mode, const Arguments& more, const Arguments& before = {}) {

@@ -17,31 +17,15 @@ using duet::cli::read_file;
 using duet::cli::TemporaryFolder;
 using duet::cli::write_output;
 using duet_test::ContainsSubstring;
+using duet_test::with;
 
 namespace {
 
 duet_test::Ran compared(const TemporaryFolder& folder, const std::string& share, const std::string& batch) {
-  return duet_test::duet({"compare",
-                          "--modes",
-                          "single,dp",
-                          "--devices",
-                          "1,2",
-                          "--data",
-                          "synthetic",
-                          "--train-images",
-                          "333",
-                          "--test-images",
-                          "20",
-                          "--batch",
-                          batch,
-                          "--model",
-                          "linear",
-                          "--time-budget",
-                          "1",
-                          "--out",
-                          folder.path() + "/out",
-                          "--share",
-                          folder.path() + "/" + share});
+  const duet_test::Arguments compare = {"compare", "--modes", "single,dp", "--devices", "1,2", "--time-budget", "1"};
+  return duet_test::duet(
+      with(with(compare, duet_test::kSmallLinear),
+           {"--batch", batch, "--out", folder.path() + "/out", "--share", folder.path() + "/" + share}));
 }
 
 }  // namespace

@@ -9,19 +9,15 @@
 #include "tests/support/catch2.h"
 
 using namespace duet::cli;
+using duet_test::Arguments;
+using duet_test::with;
 
 namespace {
 
-using Arguments = std::vector<std::string>;
-
 /// `before`, then a training of 6 steps an epoch. The fault strikes a rank of it.
 duet_test::Ran train(const Arguments& before, const Arguments& more, const std::string& fault) {
-  Arguments all = before;
-  all.insert(all.end(), {"train", "--data", "synthetic", "--train-images", "333", "--test-images", "20", "--model",
-                         "linear", "--batch", "64"});
-  all.insert(all.end(), more.begin(), more.end());
   ::setenv("DUET_FAULT", fault.c_str(), 1);
-  duet_test::Ran ran = duet_test::duet(all);
+  duet_test::Ran ran = duet_test::duet(with(with(with(before, {"train"}), duet_test::kSmallLinear), more));
   ::unsetenv("DUET_FAULT");
   return ran;
 }
