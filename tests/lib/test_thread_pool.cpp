@@ -98,9 +98,8 @@ TEST_CASE("a second run() of a pool at the same time is an error that names both
     while (!inside) std::this_thread::yield();
     std::ostringstream names;
     names << "thread " << std::this_thread::get_id() << " called run() while thread " << first.get_id();
-    std::string text;
     int ran = 0;
-    text = duet_test::error_of<UsageError>([&] { pool.run(1, [&](int, int) { ++ran; }); });
+    const std::string text = duet_test::error_of<UsageError>([&] { pool.run(1, [&](int, int) { ++ran; }); });
     over = true;
     first.join();
     CHECK_THAT(text, duet_test::ContainsSubstring(names.str()));
