@@ -66,11 +66,14 @@ inline bool all_are(const duet::Tensor& tensor, float value) {
   return std::all_of(values.begin(), values.end(), [value](float x) { return x == value; });
 }
 
-inline std::vector<std::uint8_t> bytes_of(const duet::Tensor& tensor) {
+template <class T = float>
+std::vector<T> values_of(const duet::Tensor& tensor) {
   const duet::Tensor host = on_cpu(tensor);
-  const auto bytes = host.span<std::uint8_t>();
-  return {bytes.begin(), bytes.end()};
+  const auto values = host.span<T>();
+  return {values.begin(), values.end()};
 }
+
+inline std::vector<std::uint8_t> bytes_of(const duet::Tensor& tensor) { return values_of<std::uint8_t>(tensor); }
 
 /// To bf16 and back.
 inline Array rounded(const Array& array) {

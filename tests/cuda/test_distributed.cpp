@@ -24,12 +24,6 @@ Tensor numbers(int rank, Device device) {
   return from_values<float>({3}, {1.0f + static_cast<float>(rank), 2, 3}).to(device);
 }
 
-std::vector<float> values_of(const Tensor& tensor) {
-  const Tensor host = on_cpu(tensor);
-  const auto values = host.span<float>();
-  return {values.begin(), values.end()};
-}
-
 }  // namespace
 
 TEST_CASE("cuda: DistributedDataParallel learns what one GPU learns") {

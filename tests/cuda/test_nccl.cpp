@@ -29,13 +29,6 @@ template <class T>
 using Values = std::vector<T>;
 
 template <class T>
-Values<T> values_of(const Tensor& tensor) {
-  const Tensor host = on_cpu(tensor);
-  const auto values = host.span<T>();
-  return {values.begin(), values.end()};
-}
-
-template <class T>
 T value(int rank, int i) {
   return static_cast<T>(static_cast<float>((rank + i) % 4 + 1));  // products of four fit a byte
 }
