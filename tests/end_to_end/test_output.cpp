@@ -18,8 +18,7 @@
 #include "tests/end_to_end/program.h"
 #include "tests/support/catch2.h"
 
-using duet::cli::read_file;
-using duet::cli::TemporaryFolder;
+using namespace duet::cli;
 using duet_test::Arguments;
 using duet_test::ContainsSubstring;
 using duet_test::lines;

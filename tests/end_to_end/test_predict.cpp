@@ -8,8 +8,7 @@
 #include "tests/support/catch2.h"
 #include "train/system/files.h"
 
-using duet::cli::read_file;
-using duet::cli::TemporaryFolder;
+using namespace duet::cli;
 using duet_test::ContainsSubstring;
 
 TEST_CASE("predict prints measured and computed rows, and draws them") {

@@ -13,9 +13,7 @@
 #include "tests/support/catch2.h"
 #include "train/system/files.h"
 
-using duet::cli::read_file;
-using duet::cli::TemporaryFolder;
-using duet::cli::write_output;
+using namespace duet::cli;
 using duet_test::ContainsSubstring;
 using duet_test::with;
 

@@ -9,10 +9,7 @@
 #include "tests/end_to_end/program.h"
 #include "tests/support/catch2.h"
 
-using duet::cli::read_file;
-using duet::cli::Run;
-using duet::cli::run_from_json;
-using duet::cli::TemporaryFolder;
+using namespace duet::cli;
 
 namespace {
 
