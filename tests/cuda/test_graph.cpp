@@ -28,19 +28,26 @@ void disturb(Training&) {
   }
 }
 
-}  // namespace
-
-TEST_CASE("cuda: recorded steps train the very bits of plain ones") {
-  DUET_NEEDS_CUDA();
-  Training plain(cnn(), 11, 4, false), recorded(cnn(), 11, 4, true);  // the last batch has 3 rows
+/// Epochs of recorded steps, with other work between them, train as plain ones; `before` may change both trainings.
+void check_epochs(Training& plain, Training& recorded, const std::function<void(int epoch)>& before) {
   for (int epoch = 0; epoch < 4; ++epoch) {
-    for (Training* training : {&plain, &recorded})
-      if (epoch == 2) training->optimizer().set_lr(0.02f);
+    before(epoch);
     const float expected = plain.epoch();
     CAPTURE(epoch);
     CHECK(recorded.epoch(disturb) == expected);
     CHECK(same_values(recorded, plain));
   }
+}
+
+}  // namespace
+
+TEST_CASE("cuda: recorded steps train the very bits of plain ones") {
+  DUET_NEEDS_CUDA();
+  Training plain(cnn(), 11, 4, false), recorded(cnn(), 11, 4, true);  // the last batch has 3 rows
+  check_epochs(plain, recorded, [&](int epoch) {
+    for (Training* training : {&plain, &recorded})
+      if (epoch == 2) training->optimizer().set_lr(0.02f);
+  });
   // Two shapes, two learning rates; the first step of each shape is plain, and the second of all.
   CHECK(recorded.graph().recordings() == 4);
   CHECK(recorded.graph().replays() == 9);
@@ -49,14 +56,7 @@ TEST_CASE("cuda: recorded steps train the very bits of plain ones") {
 TEST_CASE("cuda: several steps of one graph train the very bits of plain ones") {
   DUET_NEEDS_CUDA();
   Training plain(cnn(), 19, 4, false), recorded(cnn(), 19, 4, true);  // four batches, and one of 3 rows
-  recorded.set_several(3);
-  for (int epoch = 0; epoch < 4; ++epoch) {
-    if (epoch == 3) recorded.set_several(2);
-    const float expected = plain.epoch();
-    CAPTURE(epoch);
-    CHECK(recorded.epoch(disturb) == expected);
-    CHECK(same_values(recorded, plain));
-  }
+  check_epochs(plain, recorded, [&](int epoch) { recorded.set_several(epoch < 3 ? 3 : 2); });
   CHECK(recorded.graph().recordings() == 4);
   CHECK(recorded.graph().replays() == 15);
 }
