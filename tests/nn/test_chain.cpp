@@ -17,6 +17,7 @@
 #include "lib/ops/ops.h"
 #include "lib/random.h"
 #include "tests/support/catch2.h"
+#include "tests/support/error_of.h"
 
 using namespace duet;
 using namespace duet::nn;
@@ -109,12 +110,7 @@ struct OwnLinear : Linear {
 
 template <class E>
 std::string error_of(Module& net, const Variable& x) {
-  try {
-    net.forward(net.context(), x);
-  } catch (const E& error) {
-    return error.what();
-  }
-  return "nothing was thrown";
+  return duet_test::error_of<E>([&] { net.forward(net.context(), x); });
 }
 
 }  // namespace

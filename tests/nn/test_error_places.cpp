@@ -12,6 +12,7 @@
 #include "lib/nn/simple_cnn.h"
 #include "lib/ops/ops.h"
 #include "tests/support/catch2.h"
+#include "tests/support/error_of.h"
 
 using namespace duet;
 using namespace duet::nn;
@@ -50,12 +51,7 @@ const std::string kThreeChannels = "features.1.conv1 (Conv2d): conv2d: input [4,
 
 template <class E>
 std::string text_of(Module& net, const Tensor& x) {
-  try {
-    net(x);
-  } catch (const E& error) {
-    return error.what();
-  }
-  return "nothing was thrown";
+  return duet_test::error_of<E>([&] { net(x); });
 }
 
 }  // namespace
