@@ -24,6 +24,7 @@
 using namespace duet;
 using namespace duet::nn;
 using namespace duet_test;
+using duet_test::Approx;
 
 namespace {
 

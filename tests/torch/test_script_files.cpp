@@ -21,6 +21,7 @@
 using duet::Shape;
 using duet::zeros;
 using namespace duet_test;
+using duet_test::Approx;
 namespace nn = duet::nn;
 
 namespace {

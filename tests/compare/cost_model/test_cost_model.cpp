@@ -15,6 +15,7 @@
 using namespace duet;
 using namespace duet::cli;
 using namespace duet_test;
+using duet_test::Approx;
 
 namespace {
 

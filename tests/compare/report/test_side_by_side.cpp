@@ -11,6 +11,7 @@
 
 using namespace duet::cli;
 using namespace duet_test;
+using duet_test::Approx;
 
 namespace {
 
