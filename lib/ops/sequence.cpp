@@ -1,5 +1,5 @@
-// Operators of sequence models: embedding; layer_norm and attention, which are made of other operators for backends that
-// don't have them.
+// Operators of sequence models: embedding; layer_norm and attention, which are made of other operators for backends
+// that don't have them.
 #include <atomic>
 #include <cmath>
 #include <cstddef>
