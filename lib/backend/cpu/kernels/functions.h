@@ -63,7 +63,7 @@ template <class... Lower>
   return ((x < Vec{}) | (x != x)) ? broadcast(__builtin_nanf("")) : y;
 }
 
-/// log(1 + x): the error of rounding the sum is made good by a factor, as in HP's calculators (Kahan). Error: 3 ulp.
+/// log(1 + x): the error of rounding the sum is made good by a factor, as in HP's calculators (Kahan). Error: 2.42 ulp.
 [[gnu::always_inline]] inline Vec log1p(Vec x) {
   const Vec sum = broadcast(1) + x, added = sum - broadcast(1);
   const Ints as_is = (added == Vec{}) | (x == broadcast(__builtin_inff()));
@@ -85,7 +85,7 @@ template <class... Lower>
 /// Error: 2.48 ulp; 0 where e^-x is infinite.
 [[gnu::always_inline]] inline Vec sigmoid(Vec x) { return broadcast(1) / (broadcast(1) + exp(-x)); }
 
-/// Error: 1.38 ulp.
+/// Error: 1.39 ulp.
 [[gnu::always_inline]] inline Vec tanh(Vec x) {
   const Vec t = magnitude(x), square = x * x;
   const Vec far = broadcast(1) - broadcast(2) / (exp(t + t) + broadcast(1));
