@@ -125,8 +125,9 @@ template <class Value>
   for (; i + kLanes <= n; i += kLanes) unroll<kVecs>([&](int v) { sums[v] = sums[v] + value(i + v * kWidth, kWidth); });
   unroll<kVecs>([&](int v) {
     const std::int64_t left = n - i - v * kWidth;
-    if (left > 0)
-      sums[v] = sums[v] + first_lanes(value(i + v * kWidth, left < kWidth ? static_cast<int>(left) : kWidth), left);
+    if (left <= 0) return;
+    const Vec rest = value(i + v * kWidth, left < kWidth ? static_cast<int>(left) : kWidth);
+    sums[v] = sums[v] + (Vec)((Ints)rest & first_lanes(left));
   });
   for (int half = kVecs / 2; half > 0; half /= 2)
     for (int v = 0; v < half; ++v) sums[v] = sums[v] + sums[v + half];

@@ -180,17 +180,19 @@ template <int kCount, class F>
   unroll(f, std::make_integer_sequence<int, kCount>());
 }
 
-/// The first n lanes, perhaps all, and 0 in the others.
-[[gnu::always_inline]] inline Vec first_lanes(Vec v, std::int64_t n) {
+/// All bits of the first n lanes, perhaps of all.
+[[gnu::always_inline]] inline Ints first_lanes(std::int64_t n) {
   Ints lane;
   for (int i = 0; i < kWidth; ++i) lane[i] = i;
-  return (Vec)((Ints)v & (lane < static_cast<std::int32_t>(n)));
+  return lane < static_cast<std::int32_t>(n);
 }
-/// These of memory; no other memory is read or written.
+/// These lanes of memory, and 0 in the others; no other memory is read or written.
 [[gnu::always_inline]] inline Vec load_first(const float* p, std::int64_t n) {
   if (n == kWidth) return load(p);
 #if defined(__AVX512F__)
   return (Vec)_mm512_maskz_loadu_ps(static_cast<__mmask16>((1u << n) - 1), p);
+#elif defined(__AVX2__)
+  return (Vec)_mm256_maskload_ps(p, (__m256i)first_lanes(n));
 #else
   float lanes[kWidth] = {};
   for (int i = 0; i < n; ++i) lanes[i] = p[i];

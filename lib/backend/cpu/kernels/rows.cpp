@@ -9,12 +9,15 @@ namespace {
 /// The largest number of a row in all lanes; of a row with a NaN, any.
 [[gnu::always_inline]] inline Vec largest_of(const float* x, std::int64_t n) {
   Vec most = broadcast(x[0]);
-  std::int64_t i = 0;
-  for (; i + kWidth <= n; i += kWidth) most = load(x + i) > most ? load(x + i) : most;
-  float largest = x[0];
-  for (int lane = 0; lane < kWidth; ++lane) largest = most[lane] > largest ? most[lane] : largest;
-  for (; i < n; ++i) largest = x[i] > largest ? x[i] : largest;
-  return broadcast(largest);
+  for_each_vector(n, [&](std::int64_t i, int count) {
+    const Vec next = load_first(x + i, count);
+    most = ((next > most) & first_lanes(count)) ? next : most;
+  });
+  float lanes[kWidth];
+  store(lanes, most);
+  for (int half = kWidth / 2; half > 0; half /= 2)
+    for (int i = 0; i < half; ++i) lanes[i] = lanes[i + half] > lanes[i] ? lanes[i + half] : lanes[i];
+  return broadcast(lanes[0]);
 }
 
 }  // namespace
