@@ -229,8 +229,9 @@ class Tests:
             with open(f"/proc/{rank}/environ", "rb") as file:
                 path = re.search(rb"DUET_ELASTIC_FILE=([^\0]*)", file.read())[1]
             with open(path, "r+b", buffering=0) as file:
+                size = os.path.getsize(path)  # the path is gone once its launcher has noticed
                 for _ in range(draw.choice((1, 100, 3000))):
-                    file.seek(draw.randrange(0, draw.choice((64, os.path.getsize(path)))))
+                    file.seek(draw.randrange(0, draw.choice((64, size))))
                     file.write(draw.choice((b"\0", b"\xff", b"\1")) * draw.choice((1, 4, 64)))
 
         for _ in range(6):
