@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "lib/base/descriptor.h"
+#include "lib/base/text.h"
 #include "lib/error.h"
 #include "lib/monotonic.h"
 
