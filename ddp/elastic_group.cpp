@@ -72,19 +72,11 @@ class CheckedStore final : public Store {
   const std::function<void()> check_;
 };
 
-/// A group that has connected before there is a plan for it; it may get none.
-struct EarlyGroup {
-  std::unique_ptr<ProcessGroup> group;
-  explicit EarlyGroup(std::unique_ptr<ProcessGroup> connected) : group(std::move(connected)) {}
-  ~EarlyGroup() {
-    if (group != nullptr) group->drop();
-  }
-};
-
 }  // namespace
 
 ElasticGroup::ElasticGroup(std::unique_ptr<JobMemory> memory, int rank, int process, std::shared_ptr<Store> store,
-                           std::string backend, Device device, Milliseconds join_timeout, ConnectGeneration connect)
+                           std::string backend, Device device, Milliseconds join_timeout, ConnectGeneration connect,
+                           bool early)
     : ProcessGroup(rank, memory->ranks()),
       memory_(std::move(memory)),
       member_(*memory_, process),
@@ -92,8 +84,9 @@ ElasticGroup::ElasticGroup(std::unique_ptr<JobMemory> memory, int rank, int proc
       backend_(std::move(backend)),
       device_(device),
       connect_(std::move(connect)),
+      early_(early),
       joins_(memory_->committed(process) == JobMemory::kNoState) {
-  if (!joins_) inner_ = begin_connect(join_timeout)();
+  if (!joins_) connect_newest(join_timeout);
   Recovery::instance().set_group({.complete = [this](std::int64_t commits) { member_.commit(commits); },
                                   .recover = [this] { recover(); },
                                   .is_left = [this] { return member_.is_behind(generation_); },
@@ -116,11 +109,10 @@ ElasticGroup::~ElasticGroup() {
   recovery.reset_group();
 }
 
-std::function<std::unique_ptr<ProcessGroup>()> ElasticGroup::begin_connect(Milliseconds limit) {
-  const std::uint32_t generation = generation_;
-  member_.begin_calls();
-  return connect_(generation, rank(), size(), limit,
-                  [this, generation] { require<CommError>(!member_.is_behind(generation), "a rank was lost"); });
+void ElasticGroup::connect_newest(Milliseconds limit) {
+  inner_ = connect_(generation_, rank(), size(), limit, [this, generation = generation_] {
+    require<CommError>(!member_.is_behind(generation), "a rank was lost");
+  });
 }
 
 void ElasticGroup::leave_generation() {
@@ -252,10 +244,11 @@ bool ElasticGroup::recover_once() {
   set_place(member_.place_of(member_.rank()), static_cast<int>(member_.members().size()));
   fault_point("agreement");
   try {
-    const auto connect = begin_connect(kNoLimit);  // before there is a plan, as both take round trips between hosts
+    member_.begin_calls();  // before there is a plan, by which others may end
+    if (early_) connect_newest(kNoLimit);
     const std::optional<RecoveryPlan> plan = member_.await_plan(generation_);
     if (!plan) return false;
-    inner_ = connect();
+    if (!early_) connect_newest(kNoLimit);
     exchange_state(*plan);
     Recovery::instance().regroup({rank(), size()});
     return true;
@@ -307,26 +300,22 @@ std::unique_ptr<ProcessGroup> make_elastic_group(const ElasticOptions& options) 
                                       const std::function<void()>& check) {
     const auto own =
         std::make_shared<CheckedStore>(std::make_shared<PrefixStore>(store, generation_prefix(generation)), check);
-    const auto connected = [=] {
-      ConnectOptions over{.backend = options.backend,
-                          .join_timeout = limit,
-                          .connect_timeout = options.join_timeout,
-                          .group = {.timeout = options.timeout},
-                          .address = options.address,
-                          .host = options.host,
-                          .device = options.device,
-                          .interface = options.interface,
-                          .check = check};
-      return over.backend == "auto" ? connect_on_host(over, own, rank, size) : connect(over, own, rank, size);
-    };
-    if (options.host < 0) return std::function<std::unique_ptr<ProcessGroup>()>(connected);
-    // Hosts may be far apart: the plan is on its way meanwhile.
-    return std::function([early = std::make_shared<EarlyGroup>(connected())] { return std::move(early->group); });
+    ConnectOptions over{.backend = options.backend,
+                        .join_timeout = limit,
+                        .connect_timeout = options.join_timeout,
+                        .group = {.timeout = options.timeout},
+                        .address = options.address,
+                        .host = options.host,
+                        .device = options.device,
+                        .interface = options.interface,
+                        .check = check};
+    return over.backend == "auto" ? connect_on_host(over, own, rank, size) : connect(over, own, rank, size);
   };
   fault_point("init");
   require_same_builds(*store, process, options.host);
-  auto group = std::make_unique<ElasticGroup>(std::move(memory), options.rank, process, store, options.backend,
-                                              options.device, options.join_timeout, connect_generation);
+  auto group =
+      std::make_unique<ElasticGroup>(std::move(memory), options.rank, process, store, options.backend, options.device,
+                                     options.join_timeout, connect_generation, options.host >= 0);
   group->set_store(std::make_shared<PrefixStore>(store, "user/"));
   return group;
 }

@@ -15,10 +15,9 @@
 
 namespace duet::ddp {
 
-/// Waits at most `limit` until all ranks of a generation are there, of which this one has the number `rank`, and
-/// returns a function that connects them. `check` throws CommError once there is a newer one; it is called while
-/// waiting.
-using ConnectGeneration = std::function<std::function<std::unique_ptr<ProcessGroup>()>(
+/// Connects the ranks of a generation, of which this one has the number `rank`, and waits at most `limit` until all are
+/// there. `check` throws CommError once there is a newer generation; it is called while waiting.
+using ConnectGeneration = std::function<std::unique_ptr<ProcessGroup>(
     std::uint32_t generation, int rank, int ranks, Milliseconds limit, const std::function<void()>& check)>;
 
 /// The group of all ranks that there are; one in a process. Its rank() and size() are those of the newest generation.
@@ -28,9 +27,10 @@ using ConnectGeneration = std::function<std::function<std::unique_ptr<ProcessGro
 class ElasticGroup final : public ProcessGroup {
  public:
   /// Connects the ranks, or in a process that replaces a lost one does so when its training begins. `process`: the
-  /// number of this one in the memory. `device`: where the buffers of its collectives lie.
+  /// number of this one in the memory. `device`: where the buffers of its collectives lie. `early`: connects before
+  /// there is a plan, as both take round trips between hosts.
   ElasticGroup(std::unique_ptr<JobMemory> memory, int rank, int process, std::shared_ptr<Store> store,
-               std::string backend, Device device, Milliseconds join_timeout, ConnectGeneration connect);
+               std::string backend, Device device, Milliseconds join_timeout, ConnectGeneration connect, bool early);
   /// Waits until all ranks have ended their training, and helps to replace those that are lost before.
   ~ElasticGroup() override;
 
@@ -46,8 +46,7 @@ class ElasticGroup final : public ProcessGroup {
   std::unique_ptr<ProcessGroup> connect_subset(const Subset& subset) const override;
 
  private:
-  /// Returns a function that connects the newest generation, once all its ranks are there.
-  std::function<std::unique_ptr<ProcessGroup>()> begin_connect(Milliseconds limit);
+  void connect_newest(Milliseconds limit);
   /// Agrees on the last complete step with the ranks of the newest generation, and takes the state after it.
   void recover();
   bool recover_once();
@@ -67,6 +66,7 @@ class ElasticGroup final : public ProcessGroup {
   const std::string backend_;
   const Device device_;
   const ConnectGeneration connect_;
+  const bool early_;
   bool joins_;  // this process has no state yet
   std::uint32_t generation_ = 0;
   std::unique_ptr<ProcessGroup> inner_;  // null: in a process that has not joined, and after a loss

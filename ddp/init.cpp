@@ -235,13 +235,7 @@ std::vector<int> shared_hosts(Store& store, const Rendezvous& meeting) {
 /// Over shared memory where it can be had, else over tcp, and within hosts over memory.
 std::unique_ptr<ProcessGroup> connect_best(ConnectOptions options, const Rendezvous& meeting,
                                            const std::shared_ptr<Store>& store) {
-  if (rank_elsewhere(*store, meeting) < 0) {
-    try {
-      options.backend = "shm";
-      return connect(options, store, meeting.rank, meeting.world_size);
-    } catch (const CommError&) {  // on all ranks alike
-    }
-  }
+  if (rank_elsewhere(*store, meeting) < 0) return connect_on_host(options, store, meeting.rank, meeting.world_size);
   options.backend = "tcp";
   options.hosts = shared_hosts(*store, meeting);
   return connect(options, store, meeting.rank, meeting.world_size);

@@ -299,8 +299,6 @@ int JobMember::place_of(int rank) const {
   return static_cast<int>(std::ranges::find(members_, rank) - members_.begin());
 }
 
-bool JobMember::is_among_members(int rank) const { return std::ranges::find(members_, rank) != members_.end(); }
-
 std::uint32_t JobMember::arrive() {
   const std::uint32_t generation = await_membership();
   recovers_ = true;
@@ -317,7 +315,7 @@ std::uint32_t JobMember::await_membership() {
     const std::uint32_t changes = memory_.changes.load(), generation = memory_.generation();
     members_ = memory_.members(generation, processes_);
     if (is_behind(generation)) continue;
-    if (is_among_members(rank_)) return generation;
+    if (std::ranges::count(members_, rank_) > 0) return generation;
     if (memory_.of(rank_).applies.exchange(1) == 0) memory_.change();
     futex_wait(memory_.changes, changes, kMissedWake);
   }
@@ -334,7 +332,8 @@ std::optional<RecoveryPlan> JobMember::await_plan(std::uint32_t generation) {
     require<CommError>(planned <= generation + 1, "the memory of the elastic job has a plan for generation ",
                        planned - 1, " in generation ", generation);
     if (planned == generation + 1) {
-      require<CommError>(0 <= plan.commits && plan.commits <= kMostCommits && is_among_members(plan.source),
+      const bool is_member = std::ranges::count(members_, plan.source) > 0;
+      require<CommError>(0 <= plan.commits && plan.commits <= kMostCommits && is_member,
                          "the memory of the elastic job has a plan to continue after commit ", plan.commits,
                          ", whose state rank ", plan.source, " has, no member of the generation");
       return plan;

@@ -183,7 +183,6 @@ class JobMember {
   bool await_loss(std::uint32_t generation, Clock::duration limit);
 
  private:
-  bool is_among_members(int rank) const;
   std::uint32_t await_membership();
   JobMemory::Layout& memory_;
   int rank_, processes_;

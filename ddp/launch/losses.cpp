@@ -49,12 +49,11 @@ void JobLosses::begin() {
   arbiter_.reset();
   if (job_ && !one_host_) {
     job_->clear();
-    arbiter_.emplace(*job_, sizes_);
-    return;
+  } else {
+    memory_file_ = make_file("job", JobMemory::bytes());
+    store_file_ = make_file("store", 0);
+    job_ = std::make_unique<JobMemory>(memory_file_.path);
   }
-  memory_file_ = make_file("job", JobMemory::bytes());
-  store_file_ = make_file("store", 0);
-  job_ = std::make_unique<JobMemory>(memory_file_.path);
   arbiter_.emplace(*job_, sizes_);
 }
 

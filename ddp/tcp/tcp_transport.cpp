@@ -210,8 +210,8 @@ class Mesh {
 }  // namespace
 
 std::vector<Descriptor> connect_tcp_mesh(Store& store, int rank, int size, const std::string& address,
-                                         Milliseconds timeout, const std::function<void()>& check) {
-  const ConnectOptions options{.connect_timeout = timeout, .address = address, .check = check};
+                                         Milliseconds timeout) {
+  const ConnectOptions options{.connect_timeout = timeout, .address = address};
   return Mesh(store, rank, size, options).connect();
 }
 

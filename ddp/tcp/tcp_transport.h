@@ -1,7 +1,6 @@
 // Messages between ranks over TCP, and the connections for them.
 #pragma once
 
-#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -19,8 +18,8 @@ std::unique_ptr<Transport> make_tcp_transport(Store& store, int rank, int size, 
 /// A TCP socket to every other rank, by rank; this rank's own place is empty. All ranks call it with the same store.
 /// `address` is this rank's, where the others reach it. Both ends prove that they have the store's secret() before
 /// anything else is read from them; any other connection is dropped. Throws CommError when a rank does not come within
-/// the timeout. `check` is called now and then meanwhile, and ends that by an exception.
+/// the timeout.
 std::vector<Descriptor> connect_tcp_mesh(Store& store, int rank, int size, const std::string& address,
-                                         Milliseconds timeout, const std::function<void()>& check = {});
+                                         Milliseconds timeout);
 
 }  // namespace duet::ddp
