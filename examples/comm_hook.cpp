@@ -53,14 +53,12 @@ void train(const char* name, ddp::ProcessGroup& group, std::shared_ptr<ddp::Comm
   const samplers::BlockedOptions batches{.global_batch = 64, .world_size = group.size(), .rank = group.rank()};
   data::Loader loader(digits, std::make_unique<samplers::BlockedBatches>(std::move(order), batches));
   float last = 0;
-  for (int epoch = 0; epoch < 2; ++epoch) {
-    for (auto& [images, labels] : loader) {
-      opt.zero_grad();
-      auto loss = ops::nll_loss(net(images), labels);
-      loss.backward();
-      opt.step();
-      last = loss.item();
-    }
+  for (auto& [images, labels] : loader) {
+    opt.zero_grad();
+    auto loss = ops::nll_loss(net(images), labels);
+    loss.backward();
+    opt.step();
+    last = loss.item();
   }
   group.all_reduce({&last, 1, DType::f32}, ddp::ReduceOp::avg).wait();
   if (group.rank() == 0) std::printf("%-12s loss of the last batch %.1f\n", name, static_cast<double>(last));

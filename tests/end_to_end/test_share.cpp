@@ -45,8 +45,9 @@ TEST_CASE("two comparisons are shared and shown side by side") {
     CHECK_THAT(read_file(a + "/" + name), !ContainsSubstring(folder.path()) && !ContainsSubstring(host.data()));
   }
   CHECK(read_file(a + "/command.txt") ==
-        "duet compare --modes single,dp --devices 1,2 --data synthetic --train-images 333 --test-images 20 --batch 64 "
-        "--model linear --time-budget 1 --out out --share a\n");
+        "duet compare --modes single,dp --devices 1,2 --time-budget 1 --data synthetic --train-images 333 "
+        "--test-images 20 "
+        "--batch 64 --model linear --batch 64 --out out --share a\n");
 
   const auto both = duet_test::duet({"show", a, b + "/results.json"});
   INFO(both.out << both.err);
