@@ -74,7 +74,6 @@ void print_wide(const Results& results, TerminalStyle style, std::FILE* out) {
     for (const std::string& line : lines) put(out, wrapped_text(line, columns, 2));
   };
   print("Findings", findings(results));
-  print("What a step loses", overhead_lines(results));
   print("Predicted from its parts", prediction_lines(results));
 }
 

@@ -314,25 +314,4 @@ std::vector<std::string> findings(const Results& results) {
   return out;
 }
 
-std::vector<std::string> overhead_lines(const Results& results) {
-  std::vector<std::string> lines;
-  for (const Run* const run : runs_with_overhead(results)) {
-    const Overhead overhead = *overhead_of(results, *run);
-    if (!explained(*run, overhead)) continue;
-    std::string text = concat(row_label(results, *run), ": ", us_text(overhead.step_us), " ="), missing;
-    for (const OverheadPart& part : overhead.parts) {
-      const double us = part.us.value_or(0);
-      if (!part.us)
-        missing += (missing.empty() ? "" : ", ") + std::string(part.title);
-      else
-        text += concat(text.ends_with("=") ? ""
-                       : us < 0            ? " -"
-                                           : " +",
-                       " ", grouped(std::llround(std::fabs(us))), " ", part.title);
-    }
-    lines.push_back(text + (missing.empty() ? "" : "; not measured: " + missing));
-  }
-  return lines;
-}
-
 }  // namespace duet::cli

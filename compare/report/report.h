@@ -76,14 +76,12 @@ std::vector<std::string> findings(const Results& results);
 std::vector<std::string> crowded(const Results& results);
 /// That no step was timed, and which losses are not finite.
 std::vector<std::string> without_a_result(const Results& results);
-/// Where the time of a step goes, a line for every run on the most devices of which that is explained: "dp 2: 5,680 us
-/// = 4,520 ideal + 300 smaller batch + ...; not measured: devices side by side".
-std::vector<std::string> overhead_lines(const Results& results);
 
 // Pictures with what stands under them: only what the data show. empty() where there is nothing to draw.
 /// Speed-up over single with its interval: a bar per run, in it marks for the ideal and for what copies reach.
 Chart speedup_chart(const Results& results);
-/// What a step takes beyond the ideal, part by part, of the runs of overhead_lines(); why others are not drawn.
+/// What a step takes beyond the ideal, part by part, of the runs on the most devices; why those that it doesn't explain
+/// are not drawn.
 Chart overhead_chart(const Results& results);
 /// Time of an epoch against devices: a line per mode, bars from min to max, the ideal line dashed.
 Chart epoch_chart(const Results& results);

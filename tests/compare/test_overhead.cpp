@@ -163,10 +163,6 @@ TEST_CASE("a comparison's losses come from its runs") {
 
 TEST_CASE("the parts of a loss are shown only where they explain it") {
   Results results = duet_test::made_up_with_copies();
-  CHECK(overhead_lines(results).size() == 3);
-  CHECK(overhead_lines(results)[2] ==
-        "ddp 2: 10,360 us = 8,533 ideal + 327 devices side by side + 1,500 communication + 0 wrapper + 0 unexplained; "
-        "not measured: smaller batch, waiting for the last");
   const Chart chart = overhead_chart(results);
   CHECK(chart.rows == std::vector<std::string>{"smaller batch", "devices side by side", "waiting for the last",
                                                "communication", "wrapper", "unexplained"});
@@ -185,7 +181,6 @@ TEST_CASE("the parts of a loss are shown only where they explain it") {
   results.runs[4].samples_per_s = 128e6 / results.runs[4].step_us.sum();
   compare_with_single(results);
   results.runs[3].rounds_us.resize(4);
-  CHECK(overhead_lines(results).size() == 1);
   const Chart fewer = overhead_chart(results);
   CHECK(fewer.series.size() == 1);
   CHECK_THAT(fewer.caption,

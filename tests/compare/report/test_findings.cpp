@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "compare/overhead.h"
 #include "compare/report/evidence.h"
 #include "compare/report/report.h"
 #include "lib/random.h"
@@ -156,7 +157,7 @@ TEST_CASE("nothing is concluded or predicted if other programs disturbed most ro
       CHECK_THAT(screen, !duet_test::ContainsSubstring(said));
     CHECK_THAT(screen, duet_test::ContainsSubstring("dp 2"));
     CHECK(duet_test::findings_text(results).starts_with(answer(results)));
-    CHECK(overhead_lines(results).empty());
+    CHECK(runs_with_overhead(results).empty());
     CHECK_THAT(table(results, {}), !duet_test::ContainsSubstring("±"));
   }
 }
