@@ -1,14 +1,10 @@
 #include "ddp/launch/launcher_link.h"
 
-#include <sys/eventfd.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <chrono>
 #include <exception>
 #include <utility>
 
-#include "lib/base/text.h"
 #include "lib/base/threads.h"
 
 namespace duet::ddp {
@@ -21,20 +17,6 @@ constexpr Milliseconds kMostSlice{2000};     // if the other launcher is far awa
 constexpr Milliseconds kLongestDelay{1000};  // of a look: the rest was this process's own pause
 
 }  // namespace
-
-Bell::Bell() : event_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
-  require<CommError>(event_.open(), "no descriptor for the launchers of other hosts: ", last_errno);
-}
-
-void Bell::ring() const {
-  const std::uint64_t one = 1;
-  [[maybe_unused]] const ssize_t wrote = ::write(event_.get(), &one, sizeof one);
-}
-
-void Bell::reset() const {
-  std::uint64_t count = 0;
-  [[maybe_unused]] const ssize_t got = ::read(event_.get(), &count, sizeof count);
-}
 
 std::string Letterbox::lost() {
   const std::lock_guard lock(mutex_);

@@ -20,6 +20,7 @@
 #include "ddp/store/store.h"
 #include "lib/base/descriptor.h"
 #include "lib/base/recovery.h"
+#include "lib/base/text.h"
 #include "lib/error.h"
 #include "lib/monotonic.h"
 
@@ -140,18 +141,6 @@ struct Order {
   }
 };
 
-/// Wakes the thread that supervises the processes.
-class Bell {
- public:
-  Bell();
-  int descriptor() const { return event_.get(); }
-  void ring() const;
-  void reset() const;
-
- private:
-  Descriptor event_;
-};
-
 /// One direction between two launchers: texts under a key of the store, each in the place of one that was not taken
 /// yet. Thread-safe.
 class Letterbox {
@@ -163,7 +152,9 @@ class Letterbox {
 
  protected:
   Letterbox(std::shared_ptr<Store> store, std::string key, const Bell& bell)
-      : store_(std::move(store)), key_(std::move(key)), bell_(bell) {}
+      : store_(std::move(store)), key_(std::move(key)), bell_(bell) {
+    require<CommError>(bell.open(), "no descriptor for the launchers of other hosts: ", last_errno);
+  }
   ~Letterbox() = default;
   /// Calls `serve` on the thread, and keeps what it throws.
   void start(const std::string& what, std::function<void()> serve);

@@ -4,7 +4,6 @@
 #include <poll.h>
 #include <pthread.h>
 #include <signal.h>
-#include <sys/eventfd.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -34,8 +33,8 @@ void ignore_interrupt(int) {}
 
 }  // namespace
 
-OutputThread::OutputThread() : event_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
-  require<CommError>(event_.open(), "cannot make an event descriptor: ", last_errno);
+OutputThread::OutputThread() {
+  require<CommError>(bell_.open(), "cannot make an event descriptor: ", last_errno);
   thread_ = start_thread("the thread that writes the ranks' output", [this] { serve(); });
 }
 
@@ -52,11 +51,6 @@ void OutputThread::post(std::size_t bytes, std::function<void()> write) {
 void OutputThread::note_failure(int error) {
   int none = 0;
   failure_.compare_exchange_strong(none, error);
-}
-
-void OutputThread::acknowledge() const {
-  std::uint64_t count = 0;
-  [[maybe_unused]] const ssize_t got = ::read(event_.get(), &count, sizeof(count));
 }
 
 void OutputThread::serve() {
@@ -87,10 +81,7 @@ void OutputThread::serve() {
     }
     written_.fetch_add(1);
     const std::size_t before = queued_.fetch_sub(write.bytes), left = before - write.bytes;
-    if (left == 0 || (before >= kRoom && left < kRoom)) {
-      const std::uint64_t one = 1;
-      [[maybe_unused]] const ssize_t written = ::write(event_.get(), &one, sizeof(one));
-    }
+    if (left == 0 || (before >= kRoom && left < kRoom)) bell_.ring();
   }
   ended_.store(true);
 }

@@ -50,8 +50,8 @@ class OutputThread {
   int failure() const { return failure_.load(); }
 
   /// Readable once has_room() or idle() has become true; acknowledge() ends that.
-  int descriptor() const { return event_.get(); }
-  void acknowledge() const;
+  int descriptor() const { return bell_.descriptor(); }
+  void acknowledge() const { bell_.reset(); }
 
   /// Interrupts a write that blocks, drops what is queued, ends the thread, and returns how many bytes were dropped.
   std::size_t stop();
@@ -67,7 +67,7 @@ class OutputThread {
   };
   void serve();
 
-  Descriptor event_;
+  Bell bell_;
   std::atomic<std::size_t> queued_{0};
   std::atomic<std::uint64_t> posted_{0}, written_{0};
   std::atomic<int> failure_{0};

@@ -1,7 +1,6 @@
 #include "ddp/tcp/tcp_transport.h"
 
 #include <poll.h>
-#include <sys/eventfd.h>
 #include <sys/socket.h>
 #include <sys/uio.h>
 #include <unistd.h>
@@ -222,9 +221,8 @@ constexpr int kPieces = 16;                  // to or from one peer, before the 
 
 class TcpTransport final : public Transport {
  public:
-  TcpTransport(Store& store, int rank, int size, const ConnectOptions& options)
-      : options_(options), rank_(rank), wake_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
-    require<CommError>(wake_.open(), "no descriptor for the connections of rank ", rank, ": ", last_errno);
+  TcpTransport(Store& store, int rank, int size, const ConnectOptions& options) : options_(options), rank_(rank) {
+    require<CommError>(bell_.open(), "no descriptor for the connections of rank ", rank, ": ", last_errno);
     Mesh mesh(store, rank, size, options);
     for (Descriptor& socket : mesh.connect()) peers_.emplace_back().socket = std::move(socket);
     hosts_ = mesh.hosts();
@@ -247,7 +245,7 @@ class TcpTransport final : public Transport {
     const Request request = messages_.add({.peer = peer, .sends = true, .head = {tag, bytes}, .data = bytes_of(data)});
     to.out.push_back(request);
     if (to.out.size() == 1) write(to);
-    if (!to.out.empty()) wake();
+    if (!to.out.empty()) bell_.ring();
     return request;
   }
 
@@ -330,11 +328,6 @@ class TcpTransport final : public Transport {
     changed_.notify_all();
   }
 
-  void wake() const {
-    const std::uint64_t one = 1;
-    [[maybe_unused]] const ssize_t wrote = ::write(wake_.get(), &one, sizeof(one));  // fails only if it is awake
-  }
-
   void end(Peer& peer, const std::string& reason) {
     if (!peer.end.empty()) return;
     peer.end = reason;
@@ -348,7 +341,7 @@ class TcpTransport final : public Transport {
   void shut_down() {
     if (std::exchange(closed_, true)) return;
     for (Peer& peer : peers_) end(peer, kClosed);
-    wake();
+    bell_.ring();
   }
 
   /// Writes as much to the peer as can be written without waiting, in at most kPieces pieces.
@@ -396,7 +389,7 @@ class TcpTransport final : public Transport {
       from.receiver.expect(message);
       if (parked) read(from);
     });
-    if (parked) wake();
+    if (parked) bell_.ring();
   }
 
   /// Ends the connection to a peer that sends what no rank sends, or more than there is memory for.
@@ -416,7 +409,7 @@ class TcpTransport final : public Transport {
     std::vector<pollfd> files(peers_.size() + 1);
     std::unique_lock lock(mutex_);
     while (!closed_) {
-      files.back() = {wake_.get(), POLLIN, 0};
+      files.back() = {bell_.descriptor(), POLLIN, 0};
       for (std::size_t i = 0; i < peers_.size(); ++i) {
         const Peer& peer = peers_[i];
         const int events = (peer.receiver.parked() ? 0 : POLLIN) | (peer.out.empty() ? 0 : POLLOUT);
@@ -424,8 +417,7 @@ class TcpTransport final : public Transport {
       }
       lock.unlock();
       ::poll(files.data(), files.size(), -1);
-      std::uint64_t ignored = 0;
-      if (files.back().revents != 0 && ::read(wake_.get(), &ignored, sizeof(ignored)) < 0) ignored = 0;
+      if (files.back().revents != 0) bell_.reset();
       lock.lock();
       for (std::size_t i = 0; i < peers_.size() && !closed_; ++i) {
         Peer& peer = peers_[i];
@@ -443,7 +435,7 @@ class TcpTransport final : public Transport {
   const ConnectOptions options_;
   const int rank_;
   std::vector<int> hosts_;  // by rank, if they have told each other
-  const Descriptor wake_;
+  const Bell bell_;
   std::mutex mutex_;
   std::condition_variable changed_;
   std::deque<Peer> peers_;  // by rank; this one's own has no socket

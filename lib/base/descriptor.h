@@ -4,10 +4,12 @@
 #include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
+#include <sys/eventfd.h>
 #include <unistd.h>
 
 #include <cerrno>
 #include <cstddef>
+#include <cstdint>
 #include <ctime>
 #include <utility>
 
@@ -43,8 +45,27 @@ class Descriptor {
   int number_ = -1;
 };
 
+/// Wakes a thread that polls for it. Any thread may ring, also several times before the reset.
+class Bell {
+ public:
+  /// False if the process has no descriptor left.
+  bool open() const { return event_.open(); }
+  int descriptor() const { return event_.get(); }
+  void ring() const {
+    const std::uint64_t one = 1;
+    [[maybe_unused]] const ssize_t wrote = ::write(descriptor(), &one, sizeof one);  // fails only if it has rung
+  }
+  void reset() const {
+    std::uint64_t count = 0;
+    [[maybe_unused]] const ssize_t got = ::read(descriptor(), &count, sizeof count);
+  }
+
+ private:
+  Descriptor event_{::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)};
+};
+
 namespace ddp {
-using duet::Descriptor;
+using duet::Bell, duet::Descriptor;
 }
 
 /// Whether the standard output is a pipe or socket that nothing reads any more. A SIGPIPE alone does not say so: writes
