@@ -51,32 +51,6 @@ bool is_result(const Results& results, const Run& run) {
   return run.devices > 1 || all_cores_row(results, run);
 }
 
-/// Two sentences on why averaging gains little from more devices, from its figures; empty where it does not.
-std::string averaging_note(const Results& results) {
-  // The first step to more devices after which the time has fallen by less than half of what it could.
-  const Run *few = nullptr, *many = nullptr;
-  for (const auto& [devices, run] : timed_runs(results, "averaging")) {
-    if (many) few = many;
-    many = run;
-    if (few && median(few->epoch_s) / median(run->epoch_s) - 1 < (static_cast<double>(devices) / few->devices - 1) / 2)
-      break;
-    few = nullptr;
-  }
-  if (!few || few->step_us.sum() <= 0 || many->step_us.sum() <= 0) return "";
-  const double factor = static_cast<double>(many->devices) / few->devices, share = ideal_share(*many, *few);
-  const auto compute = [](const Run& run) { return run.step_us.forward + run.step_us.loss + run.step_us.backward; };
-  std::string parts;
-  if (many->step_waiting_us)
-    parts = concat(" (", us_text(waiting_of(*many).communication), " of it waiting for the last rank)");
-  return concat("The curve of averaging flattens from ", few->devices, " to ", count_text(many->devices),
-                ": an epoch takes ", seconds(median(few->epoch_s)), " s and then ", seconds(median(many->epoch_s)),
-                " s, where ", seconds(median(few->epoch_s) / factor),
-                " s would be ideal. In a step, forward and backward go from ", us_text(compute(*few)), " to ",
-                us_text(compute(*many)), " where ", us_text(compute(*few) * share),
-                " would be ideal, and communication from ", us_text(few->step_us.communication), " to ",
-                us_text(many->step_us.communication), parts, shared_cores(results, *many), ".");
-}
-
 std::string epoch_caption(const Results& results) {
   std::string text = "The picture that tutorials on data-parallel training draw: the median of a run's epochs.";
   if (!timed_runs(results, "single").empty() &&
@@ -94,8 +68,7 @@ std::string epoch_caption(const Results& results) {
       before = run;
     }
   }
-  const std::string flattens = averaging_note(results);
-  return text + (flattens.empty() ? "" : " " + flattens);
+  return text;
 }
 
 Chart memory_bars(const Results& results, std::vector<double> Run::*memory, const std::string& owner,

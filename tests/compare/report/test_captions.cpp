@@ -1,8 +1,6 @@
 // What stands around the pictures.
-#include <algorithm>
 #include <cstddef>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "compare/report/report.h"
@@ -13,21 +11,7 @@ using namespace duet::cli;
 
 namespace {
 
-Run& add_run(Results& results, const std::string& mode, int devices, std::vector<double> epoch_s) {
-  Run& run = results.runs.emplace_back(results.runs[2]);
-  run.mode = mode;
-  run.devices = devices;
-  run.epoch_s = std::move(epoch_s);
-  return run;
-}
-
 bool says(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
-
-/// What the caption of epochs says of averaging's curve.
-std::string flattens(const Results& results) {
-  const std::string text = epoch_chart(results).caption;
-  return text.substr(std::min(text.size(), text.find("The curve of averaging")));
-}
 
 /// Of a word of the page; empty where it is not there.
 std::string meaning(const Results& results, const std::string& wanted) {
@@ -55,27 +39,6 @@ TEST_CASE("a caption speaks of longer times on more devices only where every epo
   CHECK_FALSE(says(epoch_chart(results).caption, "Thick bars"));
   results.runs.erase(results.runs.begin(), results.runs.begin() + 2);
   CHECK_FALSE(says(epoch_chart(results).caption, "dashed"));
-}
-
-TEST_CASE("why averaging gains little from more devices is said from its figures, and only where it does") {
-  Results results = duet_test::made_up();
-  CHECK(flattens(results).empty());  // on one number of devices
-  Run& four = add_run(results, "averaging", 4, {4.5});
-  four.step_us.communication = 4000;
-  four.step_us.forward = 2500;
-  four.step_us.backward = 3500;
-  four.step_waiting_us = StepParts{.communication = 1500};
-  CHECK(
-      flattens(results) ==
-      "The curve of averaging flattens from 2 to 4 devices: an epoch takes 5.00 s and then 4.50 s, where 2.50 s would "
-      "be ideal. In a step, forward and backward go from 10,017 us to 6,000 us where 5,008 us would be ideal, and "
-      "communication from 500 us to 4,000 us (1,500 us of it waiting for the last rank), where 4 devices share 2 "
-      "cores.");
-  four.step_waiting_us.reset();
-  results.machine.cores = 4;
-  CHECK(says(flattens(results), "communication from 500 us to 4,000 us."));
-  four.epoch_s = {2.6};
-  CHECK(flattens(results).empty());
 }
 
 TEST_CASE("captions name what is not in a picture only where something is missing") {
