@@ -158,7 +158,8 @@ void TensorDataset::fetch(std::span<const std::int64_t> indices, const Tensor& s
 RandomDataset::RandomDataset(std::int64_t size, std::int64_t length, std::uint64_t seed)
     : TensorDataset(random_samples(size, length, seed)) {}
 
-Subset::Subset(const Dataset& all, std::vector<std::int64_t> indices) : all_(all), indices_(std::move(indices)) {
+Subset::Subset(const Dataset& all, std::vector<std::int64_t> indices)
+    : DatasetWrapper(all), indices_(std::move(indices)) {
   const std::int64_t n = all.size();
   for (const std::int64_t index : indices_) {
     require<DataError>(0 <= index && index < n, "a subset names sample ", index, " of a data set of ", n, " samples");
@@ -166,7 +167,7 @@ Subset::Subset(const Dataset& all, std::vector<std::int64_t> indices) : all_(all
 }
 
 std::uint64_t Subset::data_hash() const {
-  const std::uint64_t whole = all_.data_hash();
+  const std::uint64_t whole = inner().data_hash();
   return whole == 0 ? 0 : hash_of(whole, indices_);
 }
 
@@ -179,8 +180,8 @@ void Subset::fetch_in_epoch(std::int64_t epoch, std::span<const std::int64_t> in
     std::transform(part.begin(), part.end(), mapped.begin(),
                    [&](std::int64_t i) { return indices_[static_cast<std::size_t>(i)]; });
     const auto from = static_cast<std::int64_t>(begin), to = from + static_cast<std::int64_t>(part.size());
-    all_.fetch_in_epoch(epoch, std::span(mapped).first(part.size()), samples.rows(from, to),
-                        has_labels() && labels.defined() ? labels.rows(from, to) : labels);
+    inner().fetch_in_epoch(epoch, std::span(mapped).first(part.size()), samples.rows(from, to),
+                           has_labels() && labels.defined() ? labels.rows(from, to) : labels);
   }
 }
 

@@ -186,27 +186,20 @@ class RandomDataset : public TensorDataset {
 };
 
 /// Some samples of another set, renumbered from 0. The other set must outlive it.
-class Subset : public Dataset {
+class Subset : public DatasetWrapper {
  public:
   /// Throws DataError for an index outside the set.
   Subset(const Dataset& all, std::vector<std::int64_t> indices);
   Subset(const Dataset&& all, std::vector<std::int64_t> indices) = delete;
 
   std::int64_t size() const override { return static_cast<std::int64_t>(indices_.size()); }
-  Shape sample_shape() const override { return all_.sample_shape(); }
-  bool has_labels() const override { return all_.has_labels(); }
   std::uint64_t data_hash() const override;
-  Device device() const override { return all_.device(); }
-  void fetch(std::span<const std::int64_t> indices, const Tensor& samples, const Tensor& labels) const override {
-    fetch_in_epoch(current_epoch(), indices, samples, labels);
-  }
   void fetch_in_epoch(std::int64_t epoch, std::span<const std::int64_t> indices, const Tensor& samples,
                       const Tensor& labels) const override;
 
   const std::vector<std::int64_t>& indices() const { return indices_; }
 
  private:
-  const Dataset& all_;
   std::vector<std::int64_t> indices_;
 };
 
