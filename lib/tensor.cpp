@@ -1,5 +1,6 @@
 #include "lib/tensor.h"
 
+#include <array>
 #include <iterator>
 #include <map>
 #include <ostream>
@@ -78,12 +79,8 @@ bool is_floating(DType dtype) { return row_of(dtype).floating; }
 std::ostream& operator<<(std::ostream& out, DType dtype) { return out << name(dtype); }
 
 const char* name(Layout layout) {
-  switch (layout) {
-    case Layout::plain: return "plain";
-    case Layout::blocked8: return "blocked8";
-    case Layout::blocked16: return "blocked16";
-  }
-  return "?";
+  constexpr std::array kNames = {"plain", "blocked8", "blocked16"};
+  return kNames.at(static_cast<std::size_t>(layout));
 }
 
 Storage::Storage(Device device, std::size_t bytes)

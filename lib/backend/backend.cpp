@@ -1,6 +1,7 @@
 #include "lib/backend/backend.h"
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <bit>
 
@@ -43,12 +44,8 @@ std::atomic<bool> parts_are_timed{false};
 }  // namespace
 
 const char* name(Precision precision) {
-  switch (precision) {
-    case Precision::fp32: return "fp32";
-    case Precision::tf32: return "tf32";
-    case Precision::bf16: return "bf16";
-  }
-  return "?";
+  constexpr std::array kNames = {"fp32", "tf32", "bf16"};
+  return kNames.at(static_cast<std::size_t>(precision));
 }
 
 Backend& backend(DeviceKind kind) {
