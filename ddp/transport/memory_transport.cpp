@@ -1,5 +1,6 @@
 // Messages between ranks that are threads of one process.
 #include <condition_variable>
+#include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <map>
@@ -10,6 +11,7 @@
 #include <vector>
 
 #include "ddp/store/store.h"
+#include "ddp/transport/message_receiver.h"
 #include "ddp/transport/transport.h"
 #include "lib/error.h"
 #include "lib/monotonic.h"
@@ -63,29 +65,32 @@ class MemoryTransport final : public Transport {
     check_open(peer);
     hub_->messages[{rank_, peer, tag}].assign(static_cast<const char*>(data), bytes);
     hub_->changed.notify_all();
-    return take({});
+    return messages_.add({.peer = peer, .sends = true, .done = true});
   }
 
   Request receive(int peer, std::uint64_t tag, void* data, std::size_t bytes) override {
     const std::lock_guard lock(hub_->mutex);
-    return take({peer, tag, data, bytes});
+    return messages_.add({.peer = peer, .head = {tag, bytes}, .data = static_cast<std::byte*>(data)});
   }
 
   void wait(Request request, Clock::time_point deadline) override {
     std::unique_lock lock(hub_->mutex);
-    Receive receive = receives_[static_cast<std::size_t>(request)];
-    receives_[static_cast<std::size_t>(request)].peer = kFree;
-    if (receive.peer == kSent) return;
-    const Hub::Key key{receive.peer, rank_, receive.tag};
+    StreamMessage& receive = messages_.at(request);
+    receive.busy = false;
+    if (receive.done) return;
+    const auto [tag, bytes] = receive.head;  // another message may be there once the lock is open
+    const int peer = receive.peer;
+    std::byte* const data = receive.data;
+    const Hub::Key key{peer, rank_, tag};
     auto message = hub_->messages.end();
     const auto arrived = [&] { return (message = hub_->messages.find(key)) != hub_->messages.end(); };
-    const auto over = [&] { return arrived() || is_closed(receive.peer) || is_closed(rank_); };
+    const auto over = [&] { return arrived() || is_closed(peer) || is_closed(rank_); };
     const bool ended = hub_->changed.wait_until(lock, deadline, over);
-    require<CommError>(ended, "rank ", receive.peer, " sent nothing in time");
-    if (is_closed(rank_) || !arrived()) check_open(receive.peer);  // the memory may be gone
-    require<CommError>(message->second.size() == receive.bytes, "rank ", receive.peer, " sent ", message->second.size(),
-                       " bytes, expected ", receive.bytes);
-    std::memcpy(receive.data, message->second.data(), receive.bytes);
+    require<CommError>(ended, "rank ", peer, " sent nothing in time");
+    if (is_closed(rank_) || !arrived()) check_open(peer);  // the memory may be gone
+    require<CommError>(message->second.size() == bytes, "rank ", peer, " sent ", message->second.size(),
+                       " bytes, expected ", bytes);
+    std::memcpy(data, message->second.data(), bytes);
     hub_->messages.erase(message);
   }
 
@@ -100,34 +105,16 @@ class MemoryTransport final : public Transport {
   }
 
  private:
-  static constexpr int kFree = -2;
-  static constexpr int kSent = -1;
-  struct Receive {
-    int peer = kSent;
-    std::uint64_t tag = 0;
-    void* data = nullptr;
-    std::size_t bytes = 0;
-  };
-
   bool is_closed(int rank) const { return hub_->closed[static_cast<std::size_t>(rank)]; }
   void check_open(int peer) const {
     require<CommError>(!is_closed(rank_), kClosed);
     require<CommError>(!is_closed(peer), "rank ", peer, " has closed the connection");
   }
-  Request take(const Receive& receive) {
-    for (std::size_t i = 0; i < receives_.size(); ++i) {
-      if (receives_[i].peer != kFree) continue;
-      receives_[i] = receive;
-      return static_cast<Request>(i);
-    }
-    receives_.push_back(receive);
-    return static_cast<Request>(receives_.size() - 1);
-  }
 
   std::shared_ptr<Hub> hub_;
   int rank_;
   Milliseconds timeout_;
-  std::vector<Receive> receives_;
+  MessageTable messages_;
 };
 
 }  // namespace
