@@ -43,16 +43,6 @@ const LoadedModule& gloo_module() {
   return module;
 }
 
-}  // namespace
-
-std::string why_no_gloo() { return gloo_module().error; }
-
-std::unique_ptr<Transport> make_gloo_transport(Store& store, int rank, int size, const ConnectOptions& options) {
-  return connect_by(gloo_module(), "gloo", "a port of its own for each pair of ranks", store, rank, size, options);
-}
-
-namespace {
-
 constexpr const char* kMpiImports[] = {"MPI_Init_thread", "MPI_Isend", "MPI_Irecv"};
 
 /// Loaded once and never unloaded: MPI calls its code as the process ends.
@@ -65,16 +55,6 @@ const LoadedModule& mpi_module() {
                                                   .library = "libmpi.so"});
   return module;
 }
-
-}  // namespace
-
-std::string why_no_mpi() { return mpi_module().error; }
-
-std::unique_ptr<Transport> make_mpi_transport(Store& store, int rank, int size, const ConnectOptions& options) {
-  return connect_by(mpi_module(), "mpi", "the ports of MPI's own settings", store, rank, size, options);
-}
-
-namespace {
 
 constexpr const char* kNcclPath = "DUET_NCCL_MODULE";
 
@@ -107,6 +87,18 @@ void set_environment(const std::string& interface) {
 }
 
 }  // namespace
+
+std::string why_no_gloo() { return gloo_module().error; }
+
+std::unique_ptr<Transport> make_gloo_transport(Store& store, int rank, int size, const ConnectOptions& options) {
+  return connect_by(gloo_module(), "gloo", "a port of its own for each pair of ranks", store, rank, size, options);
+}
+
+std::string why_no_mpi() { return mpi_module().error; }
+
+std::unique_ptr<Transport> make_mpi_transport(Store& store, int rank, int size, const ConnectOptions& options) {
+  return connect_by(mpi_module(), "mpi", "the ports of MPI's own settings", store, rank, size, options);
+}
 
 std::string why_no_nccl() { return nccl_module().error; }
 
