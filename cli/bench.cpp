@@ -1,4 +1,4 @@
-// Times collectives among ranks, and reports them as nccl-tests do, as JSON and as a page with pictures.
+// Times collectives among ranks, and reports them as nccl-tests do, and as JSON.
 #include "cli/bench.h"
 
 #include <algorithm>
@@ -7,9 +7,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <functional>
-#include <iterator>
 #include <optional>
-#include <set>
 #include <span>
 #include <string>
 #include <string_view>
@@ -17,7 +15,6 @@
 #include <utility>
 #include <vector>
 
-#include "compare/report/page/page.h"
 #include "ddp/init.h"
 #include "ddp/launch/launch.h"
 #include "ddp/rank_threads.h"
@@ -181,44 +178,6 @@ void measure(const CollectiveOptions& options, const std::string& algorithm, ddp
   }
 }
 
-// The most distinct of the page's colours.
-constexpr const char* kBarColours[] = {"dp", "averaging", "ddp", "single"};
-
-std::string size_text(double bytes) {
-  for (const char* unit : {"B", "KiB", "MiB"}) {
-    if (bytes < 1024) return shortest(bytes) + " " + unit;
-    bytes /= 1024;
-  }
-  return shortest(bytes) + " GiB";
-}
-
-std::string curve_of(const CollectiveRow& row) {
-  return row.algorithm == "library" ? row.backend : row.algorithm + ", " + row.backend;
-}
-
-/// `value` of every row over its size, both in logarithms.
-Chart log_chart(const std::vector<CollectiveRow>& rows, const std::string& id, const std::string& title,
-                const std::string& unit, const std::string& caption,
-                const std::function<double(const CollectiveRow&)>& value) {
-  Chart chart{.id = id, .title = title, .unit = unit, .log_x = true, .log_y = true, .caption = caption};
-  if (std::any_of(rows.begin(), rows.end(), [&](const auto& row) { return !(value(row) > 0); })) return chart;
-  std::set<std::int64_t> sizes;
-  for (const CollectiveRow& row : rows) {
-    sizes.insert(row.bytes);
-    const char* const colour = kBarColours[chart.series.size() % std::size(kBarColours)];
-    const std::string curve = curve_of(row);
-    chart.series_of(curve, colour, "line")
-        .add(static_cast<double>(row.bytes), value(row),
-             concat(curve, ": ", grouped(row.bytes), " bytes, ", fixed(value(row), 2), " ", unit));
-  }
-  const std::size_t step = sizes.size() / 8 + 1;
-  std::size_t at = 0;
-  for (const std::int64_t size : sizes)
-    if (at++ % step == 0 || at == sizes.size())
-      chart.marks.emplace_back(static_cast<double>(size), size_text(static_cast<double>(size)));
-  return chart;
-}
-
 constexpr const char* kOwnRank = "DUET_BENCH_RANK";
 
 /// Ranks are started here, unless they exchange over MPI, which has a launcher of its own.
@@ -368,39 +327,11 @@ std::string rows_json(const CollectiveOptions& options, const std::vector<Collec
   return text_of(out);
 }
 
-std::string rows_html(const CollectiveOptions& options, const std::vector<CollectiveRow>& rows,
-                      const std::string& command_line) {
-  const Machine machine = this_machine();
-  const std::string ranks = concat(options.devices, options.devices == 1 ? " rank" : " ranks");
-  Page page("duet bench " + options.collective,
-            concat(options.collective, " of ", options.dtype, " among ", ranks, " on ",
-                   options.device == DeviceKind::cpu ? machine.cpu : kind_title(options.device)));
-  const std::string time = page.picture(
-      log_chart(rows, "time", "Time of one call against size", "us",
-                "Mean over the calls and ranks, against the bytes of a rank's longer buffer; both in logarithms.",
-                [](const auto& row) { return row.time_us; }));
-  const std::string bandwidth =
-      page.picture(log_chart(rows, "bandwidth", "Bus bandwidth against size", "GB/s",
-                             concat("As nccl-tests define it: bytes over time, times ",
-                                    shortest(bus_factor(options.collective, options.devices)), " for ", ranks, "."),
-                             [](const auto& row) { return row.bus_gb_s; }));
-  page.add("<div class=\"first\">\n" + time + bandwidth + "</div>\n");
-  page.section("What was run",
-               page_entries({{"command line", command_line},
-                             {"machine", concat(machine.cpu, ", ", machine.cores, " cores, ", machine.kernel)},
-                             {"calls", concat(options.iterations, " timed after ", options.warm_up)}}));
-  page.data(rows_json(options, rows));
-  return page.html();
-}
-
-int run(const CollectiveOptions& options, const std::string& command_line) {
+int run(const CollectiveOptions& options, const std::string&) {
   const bool launched = ddp::is_launched_rank(), own_rank = std::getenv(kOwnRank) != nullptr;
   require_launcher(options, launched, own_rank);
   const bool reports = !own_rank && ddp::rank_info().rank == 0;
-  if (reports) {
-    require_json_output(options.json);
-    require_outputs({{.option = "--html", .path = options.html}});
-  }
+  if (reports) require_json_output(options.json);
   std::FILE* const out = text_stream(options.json);
   Table table(options, out);
   const std::function<void(const CollectiveRow&)> take = [&](const CollectiveRow& row) {
@@ -433,7 +364,6 @@ int run(const CollectiveOptions& options, const std::string& command_line) {
   for (const CollectiveRow& row : table.rows()) wrong += row.wrong.value_or(0);
   if (options.check == 1) std::fprintf(out, "# wrong elements: %lld\n", static_cast<long long>(wrong));
   write_json(options.json, rows_json(options, table.rows()));
-  if (!options.html.empty()) write_output(options.html, rows_html(options, table.rows(), command_line));
   return wrong == 0 ? 0 : 1;
 }
 

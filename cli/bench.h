@@ -36,7 +36,5 @@ std::string row_json(const CollectiveRow& row);
 /// Throws DataError.
 CollectiveRow parse_row(const std::string& json);
 std::string rows_json(const CollectiveOptions& options, const std::vector<CollectiveRow>& rows);
-std::string rows_html(const CollectiveOptions& options, const std::vector<CollectiveRow>& rows,
-                      const std::string& command_line);
 
 }  // namespace duet::cli

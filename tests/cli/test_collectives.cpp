@@ -6,7 +6,6 @@
 #include <vector>
 
 #include "cli/bench.h"
-#include "compare/report/page/page.h"
 #include "ddp/group/process_group.h"
 #include "tests/ddp/ranks.h"
 #include "tests/support/catch2.h"
@@ -101,7 +100,7 @@ TEST_CASE("wrong elements are counted") {
   CHECK(rows[0].count == 64 / static_cast<std::int64_t>(size_of(dtype)));
 }
 
-TEST_CASE("rows go through JSON, and into the page") {
+TEST_CASE("rows go through JSON") {
   const CollectiveRow row{.backend = "shm",
                           .algorithm = "naive_ring",
                           .ranks = 2,
@@ -127,7 +126,4 @@ TEST_CASE("rows go through JSON, and into the page") {
   CHECK_THAT(rows_json(options, {row}),
              ContainsSubstring("\"collective\": \"all_reduce\"") && ContainsSubstring("\"size_bytes\": 64") &&
                  ContainsSubstring("\"type\": \"bf16\"") && ContainsSubstring("\"device\": \"cpu\""));
-  const std::string page = rows_html(options, {row, row}, "duet bench all_reduce");
-  if (!page_file("chart.js").empty())
-    CHECK_THAT(page, ContainsSubstring("naive_ring, shm: 64 bytes, 1.50 us") && ContainsSubstring("Bus bandwidth"));
 }

@@ -37,7 +37,7 @@ TEST_CASE("a file that cannot be written is refused before the work, in one line
   for (const Arguments& mode : {Arguments{}, {"--mode", "ddp", "--devices", "2"}})
     for (const char* const option : {"--trace", "--result", "--step-times", "--fingerprints", "--progress"})
       commands.push_back(with(with(kTrain, mode), {option}));
-  for (const char* const option : {"--json", "--html"}) commands.push_back(with(kCollective, {option}));
+  commands.push_back(with(kCollective, {"--json"}));
   commands.push_back({"info", "--json"});
   commands.push_back({"compare", "--data", "synthetic", "--out", folder.path() + "/out", "--json"});
   commands.push_back({"compare", "--data", "synthetic", "--out"});

@@ -242,16 +242,15 @@ TEST_CASE("the averaging mode prints the tutorial's lines") {
   CHECK_THAT(ran.out, duet_test::ContainsSubstring("\nTotal execution time for 1 CPU device: "));
 }
 
-TEST_CASE("bench all_reduce starts its own ranks, prints every size, and writes JSON and a page") {
+TEST_CASE("bench all_reduce starts its own ranks, prints every size, and writes JSON") {
   const TemporaryFolder folder;
-  const std::string json = folder.path() + "/rows.json", page = folder.path() + "/rows.html";
+  const std::string json = folder.path() + "/rows.json";
   const duet_test::Ran ran = duet_test::duet({"bench", "all_reduce", "--devices", "3", "-e", "32", "-n", "2",
-                                              "--algorithm", "library,chunked_ring", "--json", json, "--html", page});
+                                              "--algorithm", "library,chunked_ring", "--json", json});
   CHECK(ran.status == 0);
   CHECK_THAT(ran.out, duet_test::ContainsSubstring("# all_reduce among 3 ranks over shm, algorithm chunked_ring") &&
                           duet_test::ContainsSubstring("busbw") && duet_test::ContainsSubstring("# wrong elements: 0"));
   CHECK_THAT(read_file(json), duet_test::ContainsSubstring("\"size_bytes\": 32"));
-  CHECK_THAT(read_file(page), duet_test::ContainsSubstring("<h1>all_reduce of f32 among 3 ranks"));
 }
 
 TEST_CASE("a training loads no library that it does not use") {

@@ -57,7 +57,7 @@ const std::vector<Group>& groups() {
       {"GPU", {"deterministic", "graph", "graph-steps"}},
       {"Files",
        {"checkpoint", "checkpoint-every", "resume", "result", "fingerprints", "step-times", "trace", "progress", "out",
-        "share", "json", "html", "log-dir", "redirects", "tee"}}};
+        "share", "json", "log-dir", "redirects", "tee"}}};
   return all;
 }
 

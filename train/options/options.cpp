@@ -287,7 +287,6 @@ void add_collective(CLI::App& app, CollectiveOptions& options, bool all_reduce) 
   app.add_option("-c,--check", options.check, "count wrong elements of one more call (1), or don't (0)")
       ->check(in_range(0, 1));
   add_json(app, options.json, "all rows");
-  app.add_option("--html", options.html, "file for a page with charts of time and bus bandwidth");
 }
 
 void add_collectives(CLI::App& bench, CollectiveOptions& options) {

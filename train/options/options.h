@@ -139,7 +139,6 @@ struct CollectiveOptions {
   std::int64_t min_bytes = 8, max_bytes = std::int64_t{128} << 20;
   int factor = 2, iterations = 20, warm_up = 5, check = 1;
   std::string json{};  // see train/system/files.h
-  std::string html{};  // file
 };
 
 /// duet predict.
