@@ -14,9 +14,9 @@
 #include "lib/nn/chain.h"
 #include "lib/nn/layers.h"
 #include "lib/ops/losses.h"
-#include "lib/ops/ops.h"
 #include "lib/optim/adam.h"
 #include "tests/backend/bits.h"
+#include "tests/support/transformer.h"
 
 using namespace duet;
 
@@ -36,40 +36,20 @@ std::string digest() {
   return sha.hex();
 }
 
-/// A block of a transformer over (N, 9, 24) with two heads.
-struct Block final : nn::Module {
-  Block() {
-    register_module("in", in);
-    register_module("norm", norm);
-    register_module("wide", wide);
-    register_module("narrow", narrow);
-  }
-  Variable forward(nn::Context& context, const Variable& x) const override {
-    const Variable all = ops::transpose(ops::reshape(in.forward(context, x), {-1, 9, 6, 12}), 1, 2);
-    const auto heads = [&](std::int64_t i) { return ops::slice(all, 1, 2 * i, 2 * i + 2); };
-    const Variable seen = ops::scaled_dot_product_attention(heads(0), heads(1), heads(2), true);
-    const Variable y = x + ops::reshape(ops::transpose(seen, 1, 2), {-1, 9, 24});
-    return y + nn::chain(context, y, {norm, wide, gelu, narrow});
-  }
-  using nn::Module::forward;
-  nn::Linear in{24, 72}, wide{24, 50}, narrow{50, 24};
-  nn::LayerNorm norm{{24}};
-  nn::GELU gelu;
-};
-
 /// Parameters after a few steps of a transformer and of an autoencoder with dropout, relu and sigmoid.
 std::string digest_without_convolutions() {
-  nn::Sequential net(std::make_unique<nn::Embedding>(11, 24), std::make_unique<Block>(),
-                     std::make_unique<nn::Flatten>(), std::make_unique<nn::Linear>(216, 70),
-                     std::make_unique<nn::ReLU>(), std::make_unique<nn::Dropout>(0.5),
-                     std::make_unique<nn::Linear>(70, 300), std::make_unique<nn::Tanh>(),
-                     std::make_unique<nn::Linear>(300, 13), std::make_unique<nn::Sigmoid>());
+  const duet_test::TransformerSizes sizes = {.width = 26, .heads = 2, .length = 9, .symbols = 11};
+  nn::Sequential net(std::make_unique<duet_test::CausalTransformer>(sizes, 5), std::make_unique<nn::Flatten>(),
+                     std::make_unique<nn::Linear>(sizes.length * sizes.symbols, 70), std::make_unique<nn::ReLU>(),
+                     std::make_unique<nn::Dropout>(0.5), std::make_unique<nn::Linear>(70, 300),
+                     std::make_unique<nn::Tanh>(), std::make_unique<nn::Linear>(300, 13),
+                     std::make_unique<nn::Sigmoid>());
   net.initialise(std::uint64_t{5});
   optim::Adam opt(net, {.lr = 0.01f});
   Mt19937 generator(6);
   for (std::int64_t step = 1; step <= 4; ++step) {
-    Tensor symbols = empty({19, 9}, DType::i64), target = empty({19, 13});
-    for (std::int64_t& symbol : symbols.span<std::int64_t>()) symbol = generator.randint(0, 11);
+    Tensor symbols = empty({19, sizes.length}, DType::i64), target = empty({19, 13});
+    for (std::int64_t& symbol : symbols.span<std::int64_t>()) symbol = generator.randint(0, sizes.symbols);
     generator.uniform(target.span<float>(), 0, 1);
     symbols.set_stamp({step, 0, 19});
     target.set_stamp({step, 0, 19});

@@ -2,7 +2,6 @@
 #include <cstdint>
 #include <cstring>
 #include <functional>
-#include <string>
 #include <vector>
 
 #include "dp/data_parallel.h"
@@ -14,45 +13,18 @@
 #include "lib/optim/adam.h"
 #include "lib/random.h"
 #include "tests/support/catch2.h"
+#include "tests/support/transformer.h"
 
 using namespace duet;
 
 namespace {
 
-constexpr std::int64_t kLength = 6, kWidth = 16, kHeads = 2, kSymbols = 11;
+constexpr std::int64_t kLength = 6, kWidth = 16, kSymbols = 11;
 
-/// One block of a transformer over (N, kLength) symbols.
-struct Transformer final : nn::Module {
-  Transformer() {
-    register_module("symbols", symbols);
-    register_module("places", places);
-    for (auto* const layer : {&query, &key, &value, &out}) register_module("linear" + std::to_string(number++), *layer);
-    register_module("norm1", norm1);
-    register_module("norm2", norm2);
-    register_module("wide", wide);
-    register_module("narrow", narrow);
-    register_module("dropout", dropout);
-    register_module("head", head);
-    initialise(std::uint64_t{3});
-  }
-  Variable heads(const Variable& x) const {
-    return ops::transpose(ops::reshape(x, {x.size(0), kLength, kHeads, kWidth / kHeads}), 1, 2);
-  }
-  Variable forward(nn::Context& context, const Variable& ids) const override {
-    const Variable x = symbols.forward(context, ids) + places.weight(context), y = norm1.forward(context, x);
-    const Variable seen = ops::scaled_dot_product_attention(
-        heads(query.forward(context, y)), heads(key.forward(context, y)), heads(value.forward(context, y)), true);
-    const Variable z = x + out.forward(context, ops::reshape(ops::transpose(seen, 1, 2), {-1, kLength, kWidth}));
-    return head.forward(context, z + nn::chain(context, z, {norm2, wide, gelu, narrow, dropout}));
-  }
-  using nn::Module::forward;
-  int number = 0;
-  nn::Embedding symbols{kSymbols, kWidth}, places{kLength, kWidth};
-  nn::Linear query{kWidth, kWidth}, key{kWidth, kWidth}, value{kWidth, kWidth}, out{kWidth, kWidth},
-      wide{kWidth, 4 * kWidth}, narrow{4 * kWidth, kWidth}, head{kWidth, kSymbols};
-  nn::LayerNorm norm1{{kWidth}}, norm2{{kWidth}};
-  nn::GELU gelu;
-  nn::Dropout dropout{0.2};
+struct Transformer final : duet_test::CausalTransformer {
+  Transformer()
+      : duet_test::CausalTransformer(
+            {.width = kWidth, .heads = 2, .length = kLength, .symbols = kSymbols, .dropout = 0.2}, 3) {}
 };
 
 /// Recurrent layers over (N, kLength) symbols, with dropout between them; its own state follows from the symbols.
