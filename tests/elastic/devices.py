@@ -16,18 +16,13 @@ import itertools
 import json
 import math
 import os
-import random
 import signal
 import struct
 import sys
 import tempfile
-import time
-
-sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../support"))
-from drawn import is_drawn, note
 
 import strikes
-from strikes import KILLED_TWICE, LOST_ALL, STOPPED, Job
+from strikes import STOPPED, Job
 
 strikes.LIMIT = 180  # kernels are interpreted
 # The distance of two trainings, over the length of either, in all values of parameters, buffers and the optimizer.
@@ -40,7 +35,7 @@ NETWORKS = ("cnn", "plain", "accumulated", "undone")
 ANY_NUMBER = ("trained_linear", "cnn")  # of ranks
 
 
-def command(options, network, ranks, backend, folder, least, spares):
+def command(options, network, ranks, folder, least=0, spares=0, backend="nccl"):
     elastic = ["--elastic", "--max-failures", "50", "--stop-limit", "0.5", "--replace-timeout", "60", "--min-ranks", str(least),
                "--spares", str(spares)]
     launch = [options.duet, "launch", "-n", str(ranks), *elastic, "--"]
@@ -60,7 +55,7 @@ def floats(data):
     return values
 
 
-def values_of(network, folder):
+def values_of(network, _, folder):
     """All that the training has made, or None."""
     newest = sorted(glob.glob(f"{folder}/checkpoints/checkpoint-*"))
     try:
@@ -89,51 +84,26 @@ def distance(some, others):
     return far / math.sqrt(sum(b * b for b in others)) if far else 0.0
 
 
-class Strikes:
-    def __init__(self, options):
-        self.options = options
-        self.expected = {}
-        self.cells = self.jobs = self.failures = self.lost = self.strikes = 0
-        self.furthest = 0.0
+class Strikes(strikes.Strikes):
+    command = staticmethod(command)
+    state_of = staticmethod(values_of)
+    default_backend = "nccl"
+    furthest = 0.0
 
-    def job(self, network, ranks, strike, backend, least, spares, **environment):
-        with tempfile.TemporaryDirectory() as folder:
-            job = Job(command(self.options, network, ranks, backend, folder, least, spares), BACKEND=backend, DEVICE="cuda",
-                      VALUES=f"{folder}/values", **environment)
-            struck = strike(job)
-            wrong, _, errors = job.end()
-            return wrong, values_of(network, folder), errors, struck
+    def undisturbed(self, network, ranks, backend):
+        return network, ranks, backend
 
-    def run(self, what, network, ranks, strike=lambda job: [], backend="nccl", least=0, spares=0, **environment):
-        self.cells += 1
-        if not (self.options.random or self.options.cells or is_drawn(self.cells, 6)):
-            return
-        key = (network, ranks, backend)
-        if key not in self.expected:
-            wrong, self.expected[key], errors, _ = self.job(network, ranks, lambda job: [], backend, 0, 0)
-            if wrong or self.expected[key] is None or not all(map(math.isfinite, self.expected[key])):
-                sys.exit(f"undisturbed, {key}: {wrong}\n{errors}")
-        wrong, values, errors, struck = self.job(network, ranks, strike, backend, least, spares, **environment)
-        self.jobs += 1
-        of_ranks = [rank for rank, _ in struck]
-        twice = {KILLED_TWICE.format(rank) for rank in of_ranks if of_ranks.count(rank) > 1}
-        if wrong and any(text in errors for text in (*LOST_ALL, *twice)):
-            self.lost += 1
-            return
-        if not wrong:
-            apart = distance(values, self.expected[key])
-            self.furthest = max(self.furthest, apart)
-            same_order = "DUET_SIM_SEED" not in environment and least == 0 and (ranks == 2 or backend != "nccl")
-            if not apart <= (0 if same_order else TOLERANCE):
-                wrong = f"{apart:.1e} from the undisturbed training"
-        faults = [fault for fault in environment.get("DUET_FAULT", "").split(",") if fault]
-        if not wrong and errors.count("is struck at") < len(faults):
-            wrong = "was not struck"
-        if not wrong and any(fault.split(":")[3] == str(int(signal.SIGSTOP)) for fault in faults) and STOPPED not in errors:
-            wrong = f"not: {STOPPED}"
-        if wrong:
-            self.failures += 1
-            print(f"{what}, struck: {struck}: {wrong}\n{errors[-2000:]}", flush=True)
+    def wrong_with(self, state, expected, errors, faults, ranks, least, backend, environment):
+        if not all(map(math.isfinite, expected)):
+            return "the undisturbed training has values that are not finite"
+        apart = distance(state, expected)
+        self.furthest = max(self.furthest, apart)
+        same_order = "DUET_SIM_SEED" not in environment and least == 0 and (ranks == 2 or backend != "nccl")
+        if not apart <= (0 if same_order else TOLERANCE):
+            return f"{apart:.1e} from the undisturbed training"
+        if any(fault.split(":")[3] == str(int(signal.SIGSTOP)) for fault in faults) and STOPPED not in errors:
+            return f"not: {STOPPED}"
+        return ""
 
     def run_points(self):
         signals = (signal.SIGKILL, signal.SIGSTOP, signal.SIGSEGV)
@@ -144,70 +114,44 @@ class Strikes:
                 continue
             network = ("trained_linear", "trained_directly")[(i + i // 3) % 2]
             fault = f"{point}:{rank}:{times}:{int(signals[(i + i // 3) % 3])}"
-            self.run(f"DUET_FAULT={fault}, {network}", network, 3, DUET_FAULT=fault)
+            self.run(network, fault)
         # Of two ranks, so with equal bits: what is on the device beside parameters.
         for i, (network, times) in enumerate((("plain", 9), ("accumulated", 9), ("undone", 24), ("cnn", 15))):
             fault = f"all_reduce:{i % 2}:{times}:{int(signals[i % 2])}"
-            self.run(f"DUET_FAULT={fault}, {network}", network, 2, DUET_FAULT=fault)
-        fault = "all_reduce:1:5:9"
-        self.run(f"DUET_FAULT={fault}, trained_cnn", "trained_cnn", 3, DUET_FAULT=fault)
+            self.run(network, fault, 2)
+        self.run("trained_cnn", "all_reduce:1:5:9")
         # A second rank, or the new process, during the recovery from the loss of rank 1.
         points = [("joining", (1,)), ("arriving", (0, 2)), ("agreement", (0, 1, 2)), ("state", (0, 1, 2))]
         for i, (point, rank) in enumerate((point, rank) for point, ranks_of in points for rank in ranks_of):
             fault = f"all_reduce:1:9:9,{point}:{rank}:1:{int(signals[i % 3])}:{int(rank == 1)}"
-            self.run(f"DUET_FAULT={fault}", "trained_linear", 3, DUET_FAULT=fault)
+            self.run("trained_linear", fault)
 
     def run_others(self):
         for i, (point, times) in enumerate((("forward", 12), ("all_reduce", 15), ("commit", 8), ("evaluation", 1))):
             fault = f"{point}:{i % 3}:{times}:{int((signal.SIGKILL, signal.SIGSTOP)[i % 2])}"
-            self.run(f"spare, DUET_FAULT={fault}", "trained_linear", 3, spares=1, DUET_FAULT=fault)
-            self.run(f"fewer, DUET_FAULT={fault}", "trained_linear", 3, least=1 + i % 2, DUET_FAULT=fault)
-            self.run(f"host's memory, DUET_FAULT={fault}", "trained_linear", 3, backend=("shm", "tcp")[i % 2], DUET_FAULT=fault)
+            self.run("trained_linear", fault, spares=1)
+            self.run("trained_linear", fault, least=1 + i % 2)
+            self.run("trained_linear", fault, backend=("shm", "tcp")[i % 2])  # over the host's memory
         fault = "all_reduce:0:10:9"
-        self.run(f"spare, DUET_FAULT={fault}", "plain", 2, spares=1, DUET_FAULT=fault)
-        self.run(f"fewer, DUET_FAULT={fault}", "cnn", 2, least=1, DUET_FAULT=fault)
+        self.run("plain", fault, 2, spares=1)
+        self.run("cnn", fault, 2, least=1)
 
     def refuse(self):
         """What an elastic job cannot do on GPUs is an error that says so."""
         for text, more in (("--graph on: an elastic job", ("--graph", "on")),
                            ("a spare process has a GPU of its own", ("--spares", "9"))):
-            self.jobs += 1
             with tempfile.TemporaryDirectory() as folder:
-                job = Job(command(self.options, "trained_directly", 2, "nccl", folder, 0, 0) + list(more))
-                wrong, _, errors = job.end()
-            if wrong not in ("exit code 1", "exit code 2") or text not in errors:
-                self.failures += 1
-                print(f"{more}: {wrong or 'no error'}, expected: {text}\n{errors[-2000:]}", flush=True)
+                job = Job(command(self.options, "trained_directly", 2, folder) + list(more))
+                self.require_refused(more, text, job)
 
-    def run_random(self, count, seed):
-        for number in range(seed, seed + count):
-            draw = random.Random(number)
-            network, ranks = draw.choice((*TRAINED, "trained_linear", "trained_directly", *NETWORKS)), draw.choice((2, 3))
-            least = draw.randrange(ranks) if network in ANY_NUMBER else 0
-            spares = draw.choice((0, 0, 1))
-            slow = network in NETWORKS or network == "trained_cnn"
-            backend = "nccl" if slow else draw.choice(("nccl", "nccl", "shm", "tcp"))
-            done = []
-
-            def strike(job):
-                time.sleep(draw.uniform(0.1, 3.0 if slow else 0.7))
-                for _ in range(draw.choice((1, 1, 2, 3))):
-                    found = job.ranks()
-                    if found:
-                        rank = draw.choice(sorted(found))
-                        sent = draw.choice((signal.SIGKILL,) * 3 + (signal.SIGSEGV, signal.SIGSTOP))
-                        try:
-                            os.kill(found[rank], sent)
-                            done.append((rank, sent.name))
-                            self.strikes += 1
-                        except ProcessLookupError:
-                            pass
-                    time.sleep(draw.choice((0, 0.01, 0.05, 0.2)))
-                return done
-
-            self.run(f"--seed {number}, {network}, {ranks} ranks, {least} at least, {spares} spare, {backend}", network, ranks,
-                     strike, backend, least, spares, DUET_SIM_SEED=str(number),
-                     DUET_DELAY=f"all_reduce:*:{draw.choice((0, 1000, 4000))}")
+    def drawn_job(self, draw, number):
+        network, ranks = draw.choice((*TRAINED, "trained_linear", "trained_directly", *NETWORKS)), draw.choice((2, 3))
+        least = draw.randrange(ranks) if network in ANY_NUMBER else 0
+        slow = network in NETWORKS or network == "trained_cnn"
+        backend = "nccl" if slow else draw.choice(("nccl", "nccl", "shm", "tcp"))
+        return {"network": network, "ranks": ranks, "least": least, "spares": draw.choice((0, 0, 1)), "backend": backend,
+                "DUET_SIM_SEED": str(number), "DUET_DELAY": f"all_reduce:*:{draw.choice((0, 1000, 4000))}"}, \
+            (0.1, 3.0 if slow else 0.7)
 
 
 def main():
@@ -218,18 +162,16 @@ def main():
     parser.add_argument("--random", type=int, metavar="N")
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
-    campaign = Strikes(options)
+    os.environ["DEVICE"] = "cuda"
+    campaign = Strikes(options, 6, options.random or options.cells)
     if options.random:
         campaign.run_random(options.random, options.seed)
-        print(f"{campaign.strikes} strikes; {campaign.lost} jobs of which no rank was left with the state")
     else:
         campaign.run_points()
         campaign.run_others()
         campaign.refuse()
     print(f"at most {campaign.furthest:.1e} from the undisturbed trainings")
-    print(note())
-    print(f"{campaign.jobs - campaign.failures} passed, {campaign.failures} failed")
-    return 1 if campaign.failures else 0
+    return campaign.finish()
 
 
 if __name__ == "__main__":

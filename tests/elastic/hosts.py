@@ -17,10 +17,7 @@ import sys
 import tempfile
 import time
 
-sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../support"))
-from drawn import is_drawn, note
-
-from strikes import KILLED_TWICE, LIMIT, LOST_ALL, Job, state_of
+from strikes import LIMIT, Campaign, Job, state_of
 
 RANKS = 2  # of a host
 SILENT = "which has said nothing for 5 s"
@@ -102,15 +99,10 @@ class Hosts:
         return ", ".join(wrong), state, errors
 
 
-class Tests:
-    def __init__(self, options):
-        self.options, self.expected = options, {}
-        self.cells = self.jobs = self.failures = self.skipped = self.lost = 0
-
+class Tests(Campaign):
     def run(self, what, network, strike, texts=(), ends=None, no_state=False, **of_hosts):
         """strike(hosts) does what is to happen to the job, whose launchers say these texts; it may return ranks that it struck."""
-        self.cells += 1
-        if not (self.options.random or is_drawn(self.cells)):
+        if not self.is_drawn():
             return
         if not no_state and network not in self.expected:
             wrong, self.expected[network], errors = Hosts(self.options, network).end()
@@ -119,18 +111,12 @@ class Tests:
         hosts = Hosts(self.options, network, **of_hosts)
         struck = strike(hosts)
         wrong, state, errors = hosts.end(ends)
-        self.jobs += 1
-        struck = struck or []
-        twice = {KILLED_TWICE.format(rank) for rank in struck if struck.count(rank) > 1}
-        if wrong and any(text in errors for text in (*LOST_ALL, *twice)):
-            self.lost += 1
+        if self.is_lost(wrong, struck or [], errors):
             return
         if not wrong and not no_state and "any" not in hosts.may_end and state != self.expected[network]:
             wrong = f"{state}, expected {self.expected[network]}"
         wrong = wrong or ", ".join(f"not said: {text}" for text in texts if not re.search(text, errors))
-        if wrong:
-            self.failures += 1
-            print(f"{what}, {network}, {hosts.done}: {wrong}\n{errors[-3000:]}", flush=True)
+        self.report(f"{what}, {network}, {hosts.done}", wrong, errors)
 
     def run_ranks(self):
         """Ranks of both hosts are lost."""
@@ -366,16 +352,14 @@ def main():
     parser.add_argument("--random", type=int, default=0)
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
-    tests = Tests(options)
+    tests = Tests(options, 3, options.random)
     if options.random:
         tests.run_random(options.random, options.seed)
     else:
         tests.run_ranks()
         tests.run_hosts()
         tests.run_cut()
-    print(note())
-    print(f"{tests.jobs - tests.failures} passed, {tests.failures} failed, {tests.skipped} skipped")
-    return 1 if tests.failures else 0
+    return tests.finish()
 
 
 if __name__ == "__main__":

@@ -214,104 +214,178 @@ def resume(job, rank):
     return []
 
 
-class Strikes:
-    def __init__(self, options):
-        self.options = options
+class Campaign:
+    """Jobs with faults, of which one in `parts` is drawn, and how many of them end as they should not."""
+
+    def __init__(self, options, parts, whole):
+        self.options, self.parts, self.whole = options, parts, whole
         self.expected = {}
-        self.cells = self.jobs = self.failures = self.lost = self.strikes = 0
+        self.cells = self.jobs = self.failures = self.skipped = self.lost = self.strikes = 0
 
-    def job(self, network, ranks, strike, least, spares, backend, **environment):
-        """What is wrong with a job's end, its state, its errors, and what strike(job) returns."""
-        with tempfile.TemporaryDirectory() as folder:
-            job = Job(command(self.options, network, ranks, folder, least=least, spares=spares, backend=backend),
-                      BACKEND=backend, **environment)
-            struck = strike(job)
-            wrong, output, errors = job.end()
-            return wrong, state_of(network, output, folder), errors, struck
-
-    def run(self, what, network, ranks, strike, least=0, spares=0, backend="auto", **environment):
-        """strike(job) returns the ranks that it has struck, and by what."""
+    def is_drawn(self):
         self.cells += 1
-        if not (self.options.random or self.options.cells or is_drawn(self.cells, 4)):
-            return
-        alone = network in ("plain", "accumulated", "unstamped", "undone", *OWN[1:], *LIBTORCH)
-        key = (network, ranks if alone else "any number")
-        if key not in self.expected:
-            wrong, self.expected[key], errors, _ = self.job(network, ranks, lambda job: [], 0, 0, "auto")
-            if wrong:
-                sys.exit(f"undisturbed, {network}: {wrong}\n{errors}")
-        wrong, state, errors, struck = self.job(network, ranks, strike, least, spares, backend, **environment)
+        return self.whole or is_drawn(self.cells, self.parts)
+
+    def is_lost(self, wrong, ranks, errors):
+        """Whether a job has ended with an error that these struck ranks explain; it is counted then."""
+        twice = {KILLED_TWICE.format(rank) for rank in ranks if ranks.count(rank) > 1}
+        lost = bool(wrong) and any(text in errors for text in (*LOST_ALL, *twice))
+        self.lost += lost
+        self.jobs += lost
+        return lost
+
+    def report(self, what, wrong, errors):
         self.jobs += 1
-        ranks_struck = [rank for rank, _ in struck]
-        twice = {KILLED_TWICE.format(rank) for rank in ranks_struck if ranks_struck.count(rank) > 1}
-        if wrong and any(text in errors for text in (*LOST_ALL, *twice)):
-            self.lost += 1
-            return
-        if not wrong and state != self.expected[key]:
-            wrong = f"{state}, expected {self.expected[key]}"
-        if not wrong and errors.count("is struck at") < len(list(filter(None, environment.get("DUET_FAULT", "").split(",")))):
-            wrong = "was not struck"
-        again = "all ranks start again" in errors  # those that were to replace lost ones, too
-        told = "process replaces it" in errors or "; the others continue" in errors
-        if not wrong and told and not again and not re.search(GOES_ON, errors):
-            wrong = "no word of how the job goes on"
-        if not wrong and environment.get("DUET_FAULT", "").endswith(f":{int(signal.SIGSTOP)}") and STOPPED not in errors:
-            wrong = f"not: {STOPPED}"
         if wrong:
             self.failures += 1
-            print(f"{what}, struck: {struck}: {wrong}\n{errors[-2000:]}", flush=True)
+            print(f"{what}: {wrong}\n{errors[-3000:]}", flush=True)
+
+    def require_refused(self, what, text, job):
+        wrong, _, errors = job.end()
+        refused = wrong in ("exit code 1", "exit code 2") and text in errors
+        self.report(what, "" if refused else f"{wrong or 'no error'}, expected: {text}", errors)
+
+    def finish(self):
+        """Prints the counts, and returns the exit code."""
+        print(note())
+        print(f"{self.jobs - self.failures} passed, {self.failures} failed, {self.skipped} skipped")
+        return 1 if self.failures else 0
+
+
+class Strikes(Campaign):
+    """Jobs of one launcher. Those on other devices override what a job is, and how its state is read and compared."""
+
+    command = staticmethod(command)
+    state_of = staticmethod(state_of)
+    default_backend = "auto"
+
+    def job(self, network, ranks, backend, strike=lambda job: [], least=0, spares=0, **environment):
+        """What is wrong with a job's end, its state, its errors, and what strike(job) returns."""
+        with tempfile.TemporaryDirectory() as folder:
+            arguments = self.command(self.options, network, ranks, folder, least=least, spares=spares, backend=backend)
+            job = Job(arguments, BACKEND=backend, VALUES=f"{folder}/values", **environment)
+            struck = strike(job)
+            wrong, output, errors = job.end()
+            return wrong, self.state_of(network, output, folder), errors, struck
+
+    def undisturbed(self, network, ranks, backend):
+        """The job whose state is expected: its network, ranks and backend."""
+        alone = network in ("plain", "accumulated", "unstamped", "undone", *OWN[1:], *LIBTORCH)
+        return network, ranks if alone else 3, "auto"
+
+    def wrong_with(self, state, expected, errors, faults, **_):
+        """What is wrong with a job that has ended well, if anything."""
+        again = "all ranks start again" in errors  # those that were to replace lost ones, too
+        told = "process replaces it" in errors or "; the others continue" in errors
+        if state != expected:
+            return f"{state}, expected {expected}"
+        if told and not again and not re.search(GOES_ON, errors):
+            return "no word of how the job goes on"
+        if faults and faults[-1].endswith(f":{int(signal.SIGSTOP)}") and STOPPED not in errors:
+            return f"not: {STOPPED}"
+        return ""
+
+    def run(self, network, fault="", ranks=3, least=0, spares=0, backend="", strike=lambda job: [], **environment):
+        """strike(job) returns the ranks that it has struck, and by what."""
+        if not self.is_drawn():
+            return
+        backend = backend or self.default_backend
+        key = self.undisturbed(network, ranks, backend)
+        if key not in self.expected:
+            wrong, self.expected[key], errors, _ = self.job(*key)
+            if wrong or self.expected[key] is None:
+                sys.exit(f"undisturbed, {key}: {wrong}\n{errors}")
+        wrong, state, errors, struck = self.job(network, ranks, backend, strike, least, spares, DUET_FAULT=fault, **environment)
+        if self.is_lost(wrong, [rank for rank, _ in struck], errors):
+            return
+        faults = fault.split(",") if fault else []
+        if not wrong and errors.count("is struck at") < len(faults):
+            wrong = "was not struck"
+        wrong = wrong or self.wrong_with(state, self.expected[key], errors, faults, ranks=ranks, least=least, backend=backend,
+                                         environment=environment)
+        what = f"{network}, {ranks} ranks, {least} at least, {spares} spare, {backend}, DUET_FAULT={fault}, {environment}"
+        self.report(f"{what}, struck: {struck}", wrong, errors)
+
+    def run_random(self, count, seed):
+        for number in range(seed, seed + count):
+            draw = random.Random(number)
+            job, seconds = self.drawn_job(draw, number)
+
+            def strike(job):
+                time.sleep(draw.uniform(*seconds))
+                done = []
+                for _ in range(draw.choice((1, 1, 2, 3))):
+                    found = job.ranks()
+                    if found:
+                        rank = draw.choice(sorted(found))
+                        sent = draw.choice((signal.SIGKILL,) * 3 + (signal.SIGSEGV, signal.SIGSTOP))
+                        try:
+                            os.kill(found[rank], sent)
+                            done.append((rank, sent.name))
+                            self.strikes += 1
+                        except ProcessLookupError:
+                            pass
+                    time.sleep(draw.choice((0, 0.01, 0.05, 0.2)))
+                return done
+
+            failures = self.failures
+            self.run(**job, strike=strike)
+            if self.failures > failures:
+                print(f"of --seed {number}", flush=True)
+        print(f"{self.strikes} strikes; {self.lost} jobs of which no rank was left with the state")
+
+    def drawn_job(self, draw, _):
+        """Arguments of run(), and the least and most seconds to the first strike."""
+        network, ranks = draw.choice(self.options.networks), draw.choice((2, 3, 4))
+        least = draw.randrange(ranks) if network in ANY_NUMBER else 0
+        spares = draw.choice((0, 0, 1, 2)) if network not in (*OWN[1:], *LIBTORCH[1:]) else 0
+        backend = draw.choice(("auto", "tcp")) if network in NETWORKS + tuple(TRAINED) + OWN[1:] else "auto"
+        return {"network": network, "ranks": ranks, "least": least, "spares": spares, "backend": backend,
+                "DUET_DELAY": f"all_reduce:*:{draw.choice((0, 1000, 4000))}"}, (0.02, 0.6)
 
     def run_points(self):
         # Each pair of (point, rank), (point, network), (rank, signal)... is met.
         for i, ((point, times), rank) in enumerate(itertools.product(IN_STEPS, RANKS)):
             for j in range(2):
                 network, number = NETWORKS[(i + j) % 4], SIGNALS[(i // 3 + j) % 3]
-                fault = f"{point}:{rank}:{times}:{int(number)}"
-                self.run(f"DUET_FAULT={fault}, {network}", network, 3, lambda job: [], DUET_FAULT=fault)
-        fault = "all_reduce:1:9:9"  # dropout counts its draws where batches have no stamp
-        self.run(f"DUET_FAULT={fault}, unstamped", "unstamped", 3, lambda job: [], DUET_FAULT=fault)
-        fault = "all_reduce:1:15:9"  # the void step has a second backward, without a sum
-        self.run(f"DUET_FAULT={fault}, undone", "undone", 3, lambda job: [], DUET_FAULT=fault)
+                self.run(network, f"{point}:{rank}:{times}:{int(number)}")
+        self.run("unstamped", "all_reduce:1:9:9")  # dropout counts its draws where batches have no stamp
+        self.run("undone", "all_reduce:1:15:9")  # the void step has a second backward, without a sum
         for i, fault in enumerate(("commit:2:30:9", "collective:1:62:9", "collective:0:63:9", "commit:0:31:9")):
-            self.run(f"DUET_FAULT={fault}, ended", "ended", 3, lambda job: [], i % 2, DUET_FAULT=fault)
+            self.run("ended", fault, least=i % 2)
         # In the last and first step of passes between which parameters are written, and in the unit before.
         for i, fault in enumerate(("commit:2:9:9", "all_reduce:1:18:9", "collective:0:20:9", "all_reduce:0:20:9", "all_reduce:2:37:9")):
-            self.run(f"DUET_FAULT={fault}, written", "written", 3, lambda job: [], i % 2, DUET_FAULT=fault)
+            self.run("written", fault, least=i % 2)
         # In the last step before a pass is left, the unit behind it, and the first steps of the next pass.
         points = itertools.product(("leaves", "leaves_directly"), ("all_reduce:1:9:9", "commit:2:5:9", "all_reduce:0:11:9"))
         for i, (network, fault) in enumerate(points):
-            self.run(f"DUET_FAULT={fault}, {network}", network, 3, lambda job: [], i % 2, DUET_FAULT=fault)
+            self.run(network, fault, least=i % 2)
         # In the last, small batch of a pass, whose void step leaves a rank with the sums of its one row.
-        fault = "collective:0:227:9"
-        self.run(f"DUET_FAULT={fault}, synchronised", "synchronised", 3, lambda job: [], DUET_FAULT=fault)
+        self.run("synchronised", "collective:0:227:9")
 
         # Rank 2 alone completes step 7, behind which is a checkpoint, as rank 1 dies and rank 0 sees it in the last sum.
-        fault = "posting:2:16:19,posted:1:16:9"
-        self.run(f"DUET_FAULT={fault}, trained_linear", "trained_linear", 3, lambda job: resume(job, 2), DUET_FAULT=fault)
+        self.run("trained_linear", "posting:2:16:19,posted:1:16:9", strike=lambda job: resume(job, 2))
 
         for i, ((point, times), rank) in enumerate(itertools.product(IN_TRAININGS, RANKS)):
             network, number = OF_TRAIN[(i // 3 + rank) % 3], SIGNALS[(i + i // 3) % 3]
-            fault = f"{point}:{rank}:{times}:{int(number)}"
-            self.run(f"DUET_FAULT={fault}, {network}", network, 3, lambda job: [], DUET_FAULT=fault)
+            self.run(network, f"{point}:{rank}:{times}:{int(number)}")
 
         for i, ((point, times), rank) in enumerate(itertools.product(IN_OWN_LOOPS, RANKS)):
             network, number = OWN[(i + i // 3) % 3], SIGNALS[i % 3]
-            fault = f"{point}:{rank}:{times}:{int(number)}"
-            self.run(f"DUET_FAULT={fault}, {network}", network, 3, lambda job: [], DUET_FAULT=fault)
+            self.run(network, f"{point}:{rank}:{times}:{int(number)}")
 
         for i, (point, rank) in enumerate(IN_RECOVERY):
             self.run_in_recovery(point, rank, SIGNALS[i % 3], (NETWORKS + OF_TRAIN + OWN)[i % 10])
 
     def run_in_recovery(self, point, rank, number, network):
-        fault = f"all_reduce:1:9:9,{point}:{rank}:1:{int(number)}:{int(rank == 1)}"
-        self.run(f"DUET_FAULT={fault}, {network}", network, 3, lambda job: [], DUET_FAULT=fault)
+        self.run(network, f"all_reduce:1:9:9,{point}:{rank}:1:{int(number)}:{int(rank == 1)}")
 
     def run_cells(self):
         """Each fault point, rank and signal, with networks in turn."""
         for points, networks in ((IN_STEPS, NETWORKS), (IN_TRAININGS, OF_TRAIN), (IN_OWN_LOOPS, OWN)):
             for i, ((point, times), rank, number) in enumerate(itertools.product(points, RANKS, SIGNALS)):
                 network, fault = networks[(i + i // 9) % len(networks)], f"{point}:{rank}:{times}:{int(number)}"
-                self.run(f"DUET_FAULT={fault}, {network}", network, 3, lambda job: [], DUET_FAULT=fault)
+                self.run(network, fault)
         for i, ((point, rank), number) in enumerate(itertools.product(IN_RECOVERY, SIGNALS)):
             self.run_in_recovery(point, rank, number, (NETWORKS + OF_TRAIN + OWN)[i % 10])
 
@@ -323,23 +397,23 @@ class Strikes:
         for i, ((point, times), rank) in enumerate(itertools.product(points, (0, 1, 2))):
             network = ANY_NUMBER[i % 2] if point in own else ANY_NUMBER[2 + i % 3]
             fault = f"{point}:{rank}:{times}:{int((signal.SIGKILL, signal.SIGSTOP, signal.SIGSEGV)[(i + i // 3) % 3])}"
-            self.run(f"fewer ranks, DUET_FAULT={fault}, {network}", network, 3, lambda job: [], 1 + i % 2, DUET_FAULT=fault)
+            self.run(network, fault, least=1 + i % 2)
         for i, (point, rank) in enumerate((("joining", 1), ("arriving", 0), ("agreement", 1), ("agreement", 2), ("state", 0),
                                            ("state", 1), ("all_reduce", 2))):
             network, times = ANY_NUMBER[i % 2], 20 if point == "all_reduce" else 1
             fault = f"all_reduce:1:9:9,{point}:{rank}:{times}:9:{int(rank == 1)}"
-            self.run(f"fewer ranks, DUET_FAULT={fault}, {network}", network, 3, lambda job: [], 1, DUET_FAULT=fault)
+            self.run(network, fault, least=1)
 
     def run_with_spares(self):
         points = [("all_reduce", 15), ("collective", 25), ("forward", 12), ("update", 20), ("checkpoint", 1), ("end", 1)]
         for i, ((point, times), rank) in enumerate(itertools.product(points, (0, 1, 2))):
             network = NETWORKS[i % 4] if point in ("all_reduce", "collective") else OF_TRAIN[(i // 3 + rank) % 3]
             fault = f"{point}:{rank}:{times}:{int((signal.SIGKILL, signal.SIGSTOP, signal.SIGSEGV)[(i + i // 3) % 3])}"
-            self.run(f"spare, DUET_FAULT={fault}, {network}", network, 3, lambda job: [], 0, 1, DUET_FAULT=fault)
+            self.run(network, fault, spares=1)
         # Its RANK is that of the last rank.
         for i, (point, replacement) in enumerate((("joining", 1), ("agreement", 1), ("state", 1), ("init", 1))):
             fault = f"all_reduce:1:25:9,{point}:2:1:9:{replacement}"
-            self.run(f"spare, DUET_FAULT={fault}", NETWORKS[i % 4], 3, lambda job: [], 0, 1 + i % 2, DUET_FAULT=fault)
+            self.run(NETWORKS[i % 4], fault, spares=1 + i % 2)
 
     def run_over_tcp(self):
         points = [("all_reduce", 15), ("collective", 25), ("arriving", 1), ("agreement", 1), ("state", 1)]
@@ -347,36 +421,27 @@ class Strikes:
             network = NETWORKS[i % 4] if i % 2 else ANY_NUMBER[i % 3]
             fault = f"{point}:{rank}:{times}:{int((signal.SIGKILL, signal.SIGSTOP, signal.SIGSEGV)[i % 3])}"
             first = "all_reduce:1:9:9," if times == 1 else ""
-            self.run(f"tcp, DUET_FAULT={first}{fault}, {network}", network, 3, lambda job: [], (i % 2 == 0) * (1 + i // 2 % 2),
-                     int(i % 3 == 2), "tcp", DUET_FAULT=first + fault)
+            least = (i % 2 == 0) * (1 + i // 2 % 2)
+            self.run(network, first + fault, least=least, spares=int(i % 3 == 2), backend="tcp")
 
     def run_imagenet(self):
         """In steps, also behind the best epoch, in an evaluation, and before a checkpoint takes its name."""
         points = [("all_reduce:1:15", 0, 0), ("rename:0:3", 0, 0), ("collective:2:226", 0, 0), ("commit:0:20", 0, 0),
                   ("rename:0:5", 1, 0), ("commit:1:13", 0, 1)]
         for i, (point, least, spares) in enumerate(points):
-            fault = f"{point}:{int((signal.SIGKILL, signal.SIGSTOP)[i % 2])}"
-            self.run(f"DUET_FAULT={fault}, imagenet", "imagenet", 3, lambda job: [], least, spares, DUET_FAULT=fault)
+            self.run("imagenet", f"{point}:{int(SIGNALS[i % 2])}", least=least, spares=spares)
 
     def run_libtorch(self):
         points = [("update:0:12", "trained_script"), ("forward:1:22", "trained_script"), ("all_reduce:1:8", "example"),
                   ("commit:0:10", "example"), ("all_reduce:0:12", "sgd"), ("collective:2:30", "adam"),
                   ("all_reduce:2:10", "blocks"), ("all_reduce:0:13", "two")]
         for i, (point, network) in enumerate(points):
-            fault = f"{point}:{int((signal.SIGKILL, signal.SIGSTOP)[i % 2])}"
-            self.run(f"DUET_FAULT={fault}, {network}", network, 3, lambda job: [], DUET_FAULT=fault)
+            self.run(network, f"{point}:{int(SIGNALS[i % 2])}")
         self.refuse(REFUSED_OF_LIBTORCH)
         with tempfile.TemporaryDirectory() as folder:
             for network, text in (("trained_script", "LibTorch's sums depend on how many rows a rank has"),
                                   ("sgd", "its loop cuts batches for the ranks that it begins with")):
                 self.require_refused(network, text, Job(command(self.options, network, 2, folder, least=1)))
-
-    def require_refused(self, loop, text, job):
-        self.jobs += 1
-        wrong, _, errors = job.end()
-        if wrong not in ("exit code 1", "exit code 2") or text not in errors:
-            self.failures += 1
-            print(f"{loop}: {wrong or 'no error'}, expected: {text}\n{errors[-2000:]}", flush=True)
 
     def refuse(self, loops, ranks=2, least=0):
         for loop, text in loops.items():
@@ -395,42 +460,11 @@ class Strikes:
 
     def run_ended(self):
         for (loop, timeout), texts in ENDED.items():
-            self.jobs += 1
             job = Job(command(self.options, loop, 3 if loop == "fails" else 2, replace_timeout=timeout),
                       DUET_FAULT=STRUCK.get(loop, ""))
             wrong, _, errors = job.end()
-            if wrong != "exit code 1" or any(text not in errors for text in texts):
-                self.failures += 1
-                print(f"{loop}: {wrong or 'no error'}, expected: {texts}\n{errors[-2000:]}", flush=True)
-
-    def run_random(self, count, seed):
-        for number in range(seed, seed + count):
-            draw = random.Random(number)
-            network, ranks = draw.choice(self.options.networks), draw.choice((2, 3, 4))
-            delay = f"all_reduce:*:{draw.choice((0, 1000, 4000))}"
-            least = draw.randrange(ranks) if network in ANY_NUMBER else 0
-            spares = draw.choice((0, 0, 1, 2)) if network not in (*OWN[1:], *LIBTORCH[1:]) else 0
-            backend = draw.choice(("auto", "tcp")) if network in NETWORKS + tuple(TRAINED) + OWN[1:] else "auto"
-            done = []
-
-            def strike(job):
-                time.sleep(draw.uniform(0.02, 0.6))
-                for _ in range(draw.choice((1, 1, 2, 3))):
-                    found = job.ranks()
-                    if found:
-                        rank = draw.choice(sorted(found))
-                        sent = draw.choice((signal.SIGKILL,) * 3 + (signal.SIGSEGV, signal.SIGSTOP))
-                        try:
-                            os.kill(found[rank], sent)
-                            done.append((rank, sent.name))
-                            self.strikes += 1
-                        except ProcessLookupError:
-                            pass
-                    time.sleep(draw.choice((0, 0.01, 0.05, 0.2)))
-                return done
-
-            self.run(f"--seed {number}, {network}, {ranks} ranks, {least} at least, {spares} spare, {backend}", network, ranks, strike, least, spares, backend,
-                     DUET_DELAY=delay)
+            ended = wrong == "exit code 1" and all(text in errors for text in texts)
+            self.report(loop, "" if ended else f"{wrong or 'no error'}, expected: {texts}", errors)
 
     def timed(self, way, fault):
         """Returns how many seconds a job takes, and its record."""
@@ -460,10 +494,8 @@ class Strikes:
                 if way == "undisturbed":
                     whole, expected = seconds, result["parameters_sha256"]
                 row.append((seconds, seconds - whole, *(lost["recovery_s"] for lost in result["lost_ranks"])))
-                self.jobs += 1
-                if result["parameters_sha256"] != expected:
-                    self.failures += 1
-                    print(f"{way}, DUET_FAULT={fault}: other parameters than undisturbed", flush=True)
+                wrong = "other parameters than undisturbed" if result["parameters_sha256"] != expected else ""
+                self.report(f"{way}, DUET_FAULT={fault}", wrong, "")
         print(f"{rounds} rounds of {COST_STEPS} steps; restarts from a checkpoint every {COST_EVERY} steps; seconds:")
         print(f"{'':13}{'median':>10}{'cost':>10}{'worst':>10}{'recovery':>10}{'worst':>10}")
         for way, row in rows.items():
@@ -499,10 +531,9 @@ def run(options, folder):
     made = subprocess.run([options.make_image_folder, f"{folder}/images", options.images], check=False, capture_output=True)
     if made.returncode == 0:  # else duet is built without JPEG
         options.images = f"{folder}/images"
-    strikes = Strikes(options)
+    strikes = Strikes(options, 4, options.random or options.cells)
     if options.random:
         strikes.run_random(options.random, options.seed)
-        print(f"{strikes.strikes} strikes; {strikes.lost} jobs of which no rank was left with the state")
     elif options.costs:
         strikes.run_costs(options.costs, options.seed)
     elif options.cells:
@@ -521,9 +552,7 @@ def run(options, folder):
             strikes.refuse(REFUSED_WITH_FEWER, 3, 1)
             strikes.refuse_launcher()
             strikes.run_ended()
-    print(note())
-    print(f"{strikes.jobs - strikes.failures} passed, {strikes.failures} failed")
-    return 1 if strikes.failures else 0
+    return strikes.finish()
 
 
 if __name__ == "__main__":
