@@ -11,12 +11,8 @@
 #include "lib/half.h"
 #include "tests/ops/check.h"
 
-/// Skips the test case, with the reason, where no GPU, real or simulated, can be used.
-#define DUET_NEEDS_CUDA()                             \
-  do {                                                \
-    const std::string no_cuda = duet::why_no_cuda();  \
-    if (!no_cuda.empty()) DUET_SKIP(no_cuda.c_str()); \
-  } while (0)
+/// A test case that is skipped where no GPU, real or simulated, can be used.
+#define DUET_CUDA_TEST(...) DUET_TEST_UNLESS(duet::why_no_cuda(), __VA_ARGS__)
 
 namespace duet_test {
 

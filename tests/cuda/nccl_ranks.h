@@ -16,16 +16,16 @@
 #include "tests/ddp/ranks.h"
 #include "tests/support/catch2.h"
 
-/// Skips the test case, with the reason, where NCCL cannot be used with so many GPUs.
-#define DUET_NEEDS_NCCL(gpus)                                                                     \
-  do {                                                                                            \
-    DUET_NEEDS_CUDA();                                                                            \
-    const std::string no_nccl = duet::ddp::why_no_nccl();                                         \
-    if (!no_nccl.empty()) DUET_SKIP(no_nccl.c_str());                                             \
-    if (duet::backend(duet::DeviceKind::cuda).device_count() < (gpus)) DUET_SKIP("too few GPUs"); \
-  } while (0)
+/// A test case that is skipped where NCCL cannot be used with so many GPUs.
+#define DUET_NCCL_TEST(gpus, ...) DUET_TEST_UNLESS(duet_test::why_no_nccl(gpus), __VA_ARGS__)
 
 namespace duet_test {
+
+inline std::string why_no_nccl(int gpus) {
+  if (std::string no_cuda = duet::why_no_cuda(); !no_cuda.empty()) return no_cuda;
+  if (std::string no_nccl = duet::ddp::why_no_nccl(); !no_nccl.empty()) return no_nccl;
+  return duet::backend(duet::DeviceKind::cuda).device_count() < gpus ? "too few GPUs" : "";
+}
 
 inline duet::Device gpu_of(int rank) { return {duet::DeviceKind::cuda, rank}; }
 

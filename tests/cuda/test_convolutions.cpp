@@ -19,8 +19,7 @@ constexpr Window2d kThree = {3, 3, 1, 1, 1, 1};
 
 }  // namespace
 
-TEST_CASE("cuda: conv2d and its gradients equal the reference, in every precision") {
-  DUET_NEEDS_CUDA();
+DUET_CUDA_TEST("cuda: conv2d and its gradients equal the reference, in every precision") {
   Mt19937 generator(101);
   const Case cases[] = {{{1, 1, 5, 7}, 3, kThree},
                         {{3, 2, 6, 5}, 4, {3, 2, 2, 1, 0, 1}},
@@ -49,8 +48,7 @@ TEST_CASE("cuda: conv2d and its gradients equal the reference, in every precisio
     }
 }
 
-TEST_CASE("cuda: convolutions take tensors at any place of a flat buffer") {
-  DUET_NEEDS_CUDA();
+DUET_CUDA_TEST("cuda: convolutions take tensors at any place of a flat buffer") {
   Mt19937 generator(102);
   const Array x = random_array({2, 2, 6, 6}, generator), w = random_array({4, 2, 3, 3}, generator),
               b = random_array({4}, generator);
@@ -72,8 +70,7 @@ TEST_CASE("cuda: convolutions take tensors at any place of a flat buffer") {
   }
 }
 
-TEST_CASE("cuda: conv_pool_relu equals the reference, ties and stopped windows included") {
-  DUET_NEEDS_CUDA();
+DUET_CUDA_TEST("cuda: conv_pool_relu equals the reference, ties and stopped windows included") {
   Mt19937 generator(103);
   struct Sizes {
     Shape x;
@@ -103,8 +100,7 @@ TEST_CASE("cuda: conv_pool_relu equals the reference, ties and stopped windows i
   }
 }
 
-TEST_CASE("cuda: conv_pool_relu picks the CPU's places, 255 where no gradient passes") {
-  DUET_NEEDS_CUDA();
+DUET_CUDA_TEST("cuda: conv_pool_relu picks the CPU's places, 255 where no gradient passes") {
   Mt19937 generator(104);
   const ConvPoolRelu op = {.conv = kThree, .pool = {2, 2, 2, 2, 0, 0}, .dropout = {11, 5, 2, 0.4f}};
   for (const std::int64_t size : {6, 7, 13}) {
@@ -125,8 +121,7 @@ TEST_CASE("cuda: conv_pool_relu picks the CPU's places, 255 where no gradient pa
   }
 }
 
-TEST_CASE("cuda: conv_pool_relu equals the four operators: values bit for bit, gradients to rounding") {
-  DUET_NEEDS_CUDA();
+DUET_CUDA_TEST("cuda: conv_pool_relu equals the four operators: values bit for bit, gradients to rounding") {
   Mt19937 generator(105);
   const Window2d pool = {2, 2, 2, 2, 0, 0};
   for (const float p : {0.0f, 0.25f})
@@ -151,8 +146,7 @@ TEST_CASE("cuda: conv_pool_relu equals the four operators: values bit for bit, g
     }
 }
 
-TEST_CASE("cuda: a shard without rows has gradients of zero") {
-  DUET_NEEDS_CUDA();
+DUET_CUDA_TEST("cuda: a shard without rows has gradients of zero") {
   Mt19937 generator(106);
   for (const bool fused : {false, true}) {
     CAPTURE(fused);
@@ -168,8 +162,7 @@ TEST_CASE("cuda: a shard without rows has gradients of zero") {
   }
 }
 
-TEST_CASE("cuda: convolutions without results have gradients of zero") {
-  DUET_NEEDS_CUDA();
+DUET_CUDA_TEST("cuda: convolutions without results have gradients of zero") {
   Mt19937 generator(108);
   for (const Precision precision : kPrecisions) {
     CAPTURE(name(precision));
@@ -190,8 +183,7 @@ TEST_CASE("cuda: convolutions without results have gradients of zero") {
   }
 }
 
-TEST_CASE("cuda: convolutions give the same bits each time") {
-  DUET_NEEDS_CUDA();
+DUET_CUDA_TEST("cuda: convolutions give the same bits each time") {
   Mt19937 generator(107);
   const Array x = random_array({5, 3, 8, 8}, generator), w = random_array({4, 3, 3, 3}, generator),
               b = random_array({4}, generator), dy = random_array({5, 4, 4, 4}, generator);

@@ -60,8 +60,7 @@ double difference(const Array& a, const Array& b) { return relative_difference(a
 
 }  // namespace
 
-TEST_CASE("cuda: DataParallel over 2, 3 and 4 devices learns what one device does", "[dp]") {
-  DUET_NEEDS_CUDA();
+DUET_CUDA_TEST("cuda: DataParallel over 2, 3 and 4 devices learns what one device does", "[dp]") {
   const std::int64_t rows = 7;
   const Trained single = train_single(kGpu, rows), cpu = train_single({}, rows);
   CHECK(difference(single.values, cpu.values) < 1e-5);
@@ -78,8 +77,7 @@ TEST_CASE("cuda: DataParallel over 2, 3 and 4 devices learns what one device doe
   }
 }
 
-TEST_CASE("cuda: losses computed in the replicas are the mean of the whole batch", "[dp]") {
-  DUET_NEEDS_CUDA();
+DUET_CUDA_TEST("cuda: losses computed in the replicas are the mean of the whole batch", "[dp]") {
   const Batch batch = make_batch(10, 0);  // on the host: scattered from there
   nn::SimpleCNN single(7, kSmall), model(7, kSmall);
   const Variable expected = ops::nll_loss(single(batch.images), batch.labels);
@@ -97,8 +95,7 @@ TEST_CASE("cuda: losses computed in the replicas are the mean of the whole batch
   CHECK(difference(as_array(model.parameters().gradients()), as_array(single.parameters().gradients())) < 1e-5);
 }
 
-TEST_CASE("cuda: a failure in a replica names its device", "[dp]") {
-  DUET_NEEDS_CUDA();
+DUET_CUDA_TEST("cuda: a failure in a replica names its device", "[dp]") {
   nn::SimpleCNN model(7, kSmall);
   model.to({DeviceKind::cuda, 0, 0});
   dp::DataParallel net(model, {.devices = logical_devices(2)});
@@ -107,8 +104,7 @@ TEST_CASE("cuda: a failure in a replica names its device", "[dp]") {
   CHECK_THROWS_AS(net(zeros({4, 3, 28, 28}, DType::f32, model.parameters().device())), ShapeError);
 }
 
-TEST_CASE("cuda: a model keeps its values when it moves", "[core]") {
-  DUET_NEEDS_CUDA();
+DUET_CUDA_TEST("cuda: a model keeps its values when it moves", "[core]") {
   nn::SimpleCNN model(3, kSmall);
   const Array before = as_array(model.parameters().values());
   model.to(kGpu);
@@ -116,8 +112,7 @@ TEST_CASE("cuda: a model keeps its values when it moves", "[core]") {
   CHECK(as_array(model.parameters().values()).values == before.values);
 }
 
-TEST_CASE("cuda: checkpoints of models on a GPU", "[core]") {
-  DUET_NEEDS_CUDA();
+DUET_CUDA_TEST("cuda: checkpoints of models on a GPU", "[core]") {
   const Scratch scratch;
   const std::string path = scratch.path("model.safetensors");
   nn::SimpleCNN model(3, kSmall), other(4, kSmall);

@@ -36,8 +36,7 @@ Tensor filled(std::int64_t count, float value, Device device) {
 
 }  // namespace
 
-TEST_CASE("cuda: a copy between devices comes after earlier work of both, and before later work") {
-  DUET_NEEDS_CUDA();
+DUET_CUDA_TEST("cuda: a copy between devices comes after earlier work of both, and before later work") {
   for (const auto& devices : sets_of_devices())
     for (int round = 0; round < 5; ++round) {
       // A number goes around; each device adds one to it and overwrites its own copy at once.
@@ -55,8 +54,7 @@ TEST_CASE("cuda: a copy between devices comes after earlier work of both, and be
     }
 }
 
-TEST_CASE("cuda: work on a foreign stream runs between the device's own where that is asked for") {
-  DUET_NEEDS_CUDA();
+DUET_CUDA_TEST("cuda: work on a foreign stream runs between the device's own where that is asked for") {
   // The stream of another device on the same GPU is as foreign as another library's.
   const Device own = {DeviceKind::cuda, 0, 0}, other = {DeviceKind::cuda, 0, 1};
   void *const stream = cuda().stream(own), *const foreign = cuda().stream(other);
@@ -77,8 +75,7 @@ TEST_CASE("cuda: work on a foreign stream runs between the device's own where th
   CHECK_THROWS_AS(cuda().order({DeviceKind::cuda, cuda().device_count()}, foreign, stream), DeviceError);
 }
 
-TEST_CASE("cuda: memory given back while a copy of it is under way is not used for something else") {
-  DUET_NEEDS_CUDA();
+DUET_CUDA_TEST("cuda: memory given back while a copy of it is under way is not used for something else") {
   for (const auto& devices : sets_of_devices()) {
     std::vector<Tensor> copies;
     for (int i = 0; i < 10; ++i) {
@@ -90,8 +87,7 @@ TEST_CASE("cuda: memory given back while a copy of it is under way is not used f
   }
 }
 
-TEST_CASE("cuda: sums over devices have the CPU's bits, with parts on any device") {
-  DUET_NEEDS_CUDA();
+DUET_CUDA_TEST("cuda: sums over devices have the CPU's bits, with parts on any device") {
   Mt19937 generator(141);
   for (const auto& devices : sets_of_devices())
     for (std::size_t count = 1; count <= devices.size(); ++count)
@@ -111,8 +107,7 @@ TEST_CASE("cuda: sums over devices have the CPU's bits, with parts on any device
       }
 }
 
-TEST_CASE("cuda: a sum given to all devices has the CPU's bits everywhere, also in the parts' own memory") {
-  DUET_NEEDS_CUDA();
+DUET_CUDA_TEST("cuda: a sum given to all devices has the CPU's bits everywhere, also in the parts' own memory") {
   using Skips = std::array<std::int64_t, 2>;
   Mt19937 generator(143);
   const auto check = [&](std::span<const Device> devices, std::int64_t elements, Skips skips) {
@@ -144,8 +139,7 @@ TEST_CASE("cuda: a sum given to all devices has the CPU's bits everywhere, also 
   }
 }
 
-TEST_CASE("cuda: the sum of squares is that of the CPU, within the order of its additions") {
-  DUET_NEEDS_CUDA();
+DUET_CUDA_TEST("cuda: the sum of squares is that of the CPU, within the order of its additions") {
   Mt19937 generator(142);
   for (const std::int64_t count : {0, 1, 255, 100'000}) {
     const Tensor x = to_tensor(random_array({count}, generator));
@@ -154,8 +148,7 @@ TEST_CASE("cuda: the sum of squares is that of the CPU, within the order of its 
   }
 }
 
-TEST_CASE("cuda: each device has a thread that works for it, all at once") {
-  DUET_NEEDS_CUDA();
+DUET_CUDA_TEST("cuda: each device has a thread that works for it, all at once") {
   for (const auto& devices : sets_of_devices()) {
     std::vector<Tensor> results(devices.size());
     std::vector<std::thread> threads;
@@ -176,8 +169,7 @@ TEST_CASE("cuda: each device has a thread that works for it, all at once") {
   }
 }
 
-TEST_CASE("cuda: tensors of two devices in one operator are refused, by name") {
-  DUET_NEEDS_CUDA();
+DUET_CUDA_TEST("cuda: tensors of two devices in one operator are refused, by name") {
   const Device one{DeviceKind::cuda, 0, 0}, two{DeviceKind::cuda, 0, 1};
   const Tensor x = filled(6, 1, one), y = filled(6, 1, two);
   CHECK_THROWS_WITH(cuda().add(x, y, x), ContainsSubstring("cuda:0.0") && ContainsSubstring("cuda:0.1"));
@@ -185,8 +177,7 @@ TEST_CASE("cuda: tensors of two devices in one operator are refused, by name") {
   CHECK_THROWS_AS(empty({1}, DType::f32, {DeviceKind::cuda, cuda().device_count()}), DeviceError);
 }
 
-TEST_CASE("cuda: too large a tensor is an error that names the holders of memory; smaller ones still fit") {
-  DUET_NEEDS_CUDA();
+DUET_CUDA_TEST("cuda: too large a tensor is an error that names the holders of memory; smaller ones still fit") {
   CHECK_THROWS_WITH(empty({std::int64_t{1} << 40}, DType::f32, kGpu),
                     ContainsSubstring("out of memory on cuda:0: asked for 4398046511104 bytes") &&
                         ContainsSubstring("this process holds"));

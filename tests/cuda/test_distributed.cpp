@@ -26,8 +26,7 @@ Tensor numbers(int rank, Device device) {
 
 }  // namespace
 
-TEST_CASE("cuda: DistributedDataParallel learns what one GPU learns") {
-  DUET_NEEDS_CUDA();
+DUET_CUDA_TEST("cuda: DistributedDataParallel learns what one GPU learns") {
   nn::SimpleCNN alone(7, kSmall);
   alone.to(device_of(0));
   const Array single = train(alone, alone, 0, 1);
@@ -45,8 +44,7 @@ TEST_CASE("cuda: DistributedDataParallel learns what one GPU learns") {
   }
 }
 
-TEST_CASE("cuda: collectives run after the device's earlier work, and leave the result there") {
-  DUET_NEEDS_CUDA();
+DUET_CUDA_TEST("cuda: collectives run after the device's earlier work, and leave the result there") {
   const Over over = GENERATE(Over::memory, Over::shm);
   std::vector<std::vector<float>> sums(2), copies(2), pieces(2), all(2), passed(2);
   run_ranks(over, 2, [&](ProcessGroup& group) {

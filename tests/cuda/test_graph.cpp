@@ -41,8 +41,7 @@ void check_epochs(Training& plain, Training& recorded, const std::function<void(
 
 }  // namespace
 
-TEST_CASE("cuda: recorded steps train the very bits of plain ones") {
-  DUET_NEEDS_CUDA();
+DUET_CUDA_TEST("cuda: recorded steps train the very bits of plain ones") {
   Training plain(cnn(), 11, 4, false), recorded(cnn(), 11, 4, true);  // the last batch has 3 rows
   check_epochs(plain, recorded, [&](int epoch) {
     for (Training* training : {&plain, &recorded})
@@ -53,16 +52,14 @@ TEST_CASE("cuda: recorded steps train the very bits of plain ones") {
   CHECK(recorded.graph().replays() == 9);
 }
 
-TEST_CASE("cuda: several steps of one graph train the very bits of plain ones") {
-  DUET_NEEDS_CUDA();
+DUET_CUDA_TEST("cuda: several steps of one graph train the very bits of plain ones") {
   Training plain(cnn(), 19, 4, false), recorded(cnn(), 19, 4, true);  // four batches, and one of 3 rows
   check_epochs(plain, recorded, [&](int epoch) { recorded.set_several(epoch < 3 ? 3 : 2); });
   CHECK(recorded.graph().recordings() == 4);
   CHECK(recorded.graph().replays() == 15);
 }
 
-TEST_CASE("cuda: a resumed training sets the steps of its graphs") {
-  DUET_NEEDS_CUDA();
+DUET_CUDA_TEST("cuda: a resumed training sets the steps of its graphs") {
   Training plain(cnn(), 8, 4, false), recorded(cnn(), 8, 4, true);
   for (Training* training : {&plain, &recorded}) {
     training->epoch();
@@ -74,8 +71,7 @@ TEST_CASE("cuda: a resumed training sets the steps of its graphs") {
   CHECK(same_values(recorded, plain));
 }
 
-TEST_CASE("cuda: batch norms count the batches of recorded steps") {
-  DUET_NEEDS_CUDA();
+DUET_CUDA_TEST("cuda: batch norms count the batches of recorded steps") {
   auto model = std::make_unique<NormNet<nn::BatchNorm2d>>(7), other = std::make_unique<NormNet<nn::BatchNorm2d>>(7);
   nn::Module &of_plain = *model, &of_recorded = *other;
   Training plain(std::move(model), 12, 4, false), recorded(std::move(other), 12, 4, true);
@@ -92,8 +88,7 @@ TEST_CASE("cuda: batch norms count the batches of recorded steps") {
   CHECK(same_values(recorded, plain));
 }
 
-TEST_CASE("cuda: a replay draws dropout for its own step") {
-  DUET_NEEDS_CUDA();
+DUET_CUDA_TEST("cuda: a replay draws dropout for its own step") {
   Backend& cuda = backend(DeviceKind::cuda);
   StepRecorder& recorder = *cuda.recorder(kGpu);
   const auto mask_of = [&](const Tensor& mask, std::uint64_t step) {
@@ -117,8 +112,7 @@ TEST_CASE("cuda: a replay draws dropout for its own step") {
   CHECK_THROWS_WITH(recorder.replay(recording, 1), ContainsSubstring("has no recording"));
 }
 
-TEST_CASE("cuda: replays leave memory alone that other threads allocate during the recording") {
-  DUET_NEEDS_CUDA();
+DUET_CUDA_TEST("cuda: replays leave memory alone that other threads allocate during the recording") {
   Backend& cuda = backend(DeviceKind::cuda);
   StepRecorder& recorder = *cuda.recorder(kGpu);
   const std::size_t used = cuda.use(kGpu).used;
@@ -143,8 +137,7 @@ TEST_CASE("cuda: replays leave memory alone that other threads allocate during t
   CHECK(cuda.use(kGpu).used == used);
 }
 
-TEST_CASE("cuda: branches of a recorded step do not share memory") {
-  DUET_NEEDS_CUDA();
+DUET_CUDA_TEST("cuda: branches of a recorded step do not share memory") {
   Backend& cuda = backend(DeviceKind::cuda);
   const WithPrecision set(Precision::bf16);
   Mt19937 generator(161);
@@ -169,8 +162,7 @@ TEST_CASE("cuda: branches of a recorded step do not share memory") {
   recorder.drop(recording);
 }
 
-TEST_CASE("cuda: what cannot be recorded leaves the device as it was") {
-  DUET_NEEDS_CUDA();
+DUET_CUDA_TEST("cuda: what cannot be recorded leaves the device as it was") {
   Backend& cuda = backend(DeviceKind::cuda);
   const auto read_back = [](const Tensor& loss) { loss.to(Device{}); };
   const auto bring = [](const Tensor& loss) { zeros({1}).to(loss.device()); };
@@ -216,8 +208,7 @@ TEST_CASE("cuda: what cannot be recorded leaves the device as it was") {
   CHECK(recorded.graph().replays() > 0);
 }
 
-TEST_CASE("cuda: a label out of bounds is reported when a replay's loss is read") {
-  DUET_NEEDS_CUDA();
+DUET_CUDA_TEST("cuda: a label out of bounds is reported when a replay's loss is read") {
   const Tensor x = zeros({2, 3}, DType::f32, kGpu), labels = label_tensor({0, 2}).to(kGpu);
   const auto loss = [&] { return ops::nll_loss(Variable(x), labels).value(); };
   StepGraph graph(kGpu);
@@ -232,8 +223,7 @@ TEST_CASE("cuda: a label out of bounds is reported when a replay's loss is read"
   CHECK(graph.replays() == 4);
 }
 
-TEST_CASE("cuda: a hundred replayed steps end with the bits of plain ones, a thousand take no memory") {
-  DUET_NEEDS_CUDA();
+DUET_CUDA_TEST("cuda: a hundred replayed steps end with the bits of plain ones, a thousand take no memory") {
   Backend& cuda = backend(DeviceKind::cuda);
   const bool simulated = cuda.describe(kGpu).find("simulated") != std::string::npos;  // and therefore slow
   Training plain(simulated ? linear() : cnn(), 32, 4, false), recorded(simulated ? linear() : cnn(), 32, 4, true);
@@ -251,8 +241,7 @@ TEST_CASE("cuda: a hundred replayed steps end with the bits of plain ones, a tho
   CHECK(same_values(recorded, plain));
 }
 
-TEST_CASE("cuda: few recordings are kept, and dropped ones free their memory") {
-  DUET_NEEDS_CUDA();
+DUET_CUDA_TEST("cuda: few recordings are kept, and dropped ones free their memory") {
   Backend& cuda = backend(DeviceKind::cuda);
   Training plain(linear(), 16, 4, false), recorded(linear(), 16, 4, true);
   std::size_t held = 0;
@@ -268,8 +257,7 @@ TEST_CASE("cuda: few recordings are kept, and dropped ones free their memory") {
   CHECK(same_values(recorded, plain));
 }
 
-TEST_CASE("cuda: a precision of its own, batches without a stamp, and invalid losses") {
-  DUET_NEEDS_CUDA();
+DUET_CUDA_TEST("cuda: a precision of its own, batches without a stamp, and invalid losses") {
   Training recorded(linear(), 8, 4, true);
   for (int epoch = 0; epoch < 2; ++epoch) recorded.epoch();
   CHECK(recorded.graph().recordings() == 1);

@@ -50,8 +50,7 @@ struct Pair {
 
 }  // namespace
 
-TEST_CASE("cuda: recorded steps of DataParallel train the very bits of plain ones") {
-  DUET_NEEDS_CUDA();
+DUET_CUDA_TEST("cuda: recorded steps of DataParallel train the very bits of plain ones") {
   for (const int count : {2, 3, 4}) {
     // The last batch has 2 rows: fewer than there are devices.
     for (const bool logical : {true, false}) {
@@ -69,8 +68,7 @@ TEST_CASE("cuda: recorded steps of DataParallel train the very bits of plain one
   }
 }
 
-TEST_CASE("cuda: several steps of DataParallel in one graph, with distinct GPUs' persistent replicas") {
-  DUET_NEEDS_CUDA();
+DUET_CUDA_TEST("cuda: several steps of DataParallel in one graph, with distinct GPUs' persistent replicas") {
   Pair pair(cnn, 16, {.devices = some_devices(2)});
   pair.recorded.set_several(2);
   pair.check_epochs(3);
@@ -78,8 +76,7 @@ TEST_CASE("cuda: several steps of DataParallel in one graph, with distinct GPUs'
   CHECK(pair.recorded.graph().replays() == 8);
 }
 
-TEST_CASE("cuda: batch norms of replicas count the batches of recorded steps") {
-  DUET_NEEDS_CUDA();
+DUET_CUDA_TEST("cuda: batch norms of replicas count the batches of recorded steps") {
   Pair pair(norm, 8, {.devices = some_devices(2)});
   pair.check_epochs(3);
   for (Training* const training : {&pair.plain, &pair.recorded}) {
@@ -89,8 +86,7 @@ TEST_CASE("cuda: batch norms of replicas count the batches of recorded steps") {
   }
 }
 
-TEST_CASE("cuda: a hundred replays of DataParallel take no memory, and a dropped recording returns its own") {
-  DUET_NEEDS_CUDA();
+DUET_CUDA_TEST("cuda: a hundred replays of DataParallel take no memory, and a dropped recording returns its own") {
   const std::vector<Device> devices = some_devices(3);
   Training plain(linear(), 40, 4, false, {.devices = devices});
   for (int epoch = 0; epoch < 11; ++epoch) plain.epoch();
@@ -109,8 +105,7 @@ TEST_CASE("cuda: a hundred replays of DataParallel take no memory, and a dropped
   CHECK(used_by(devices) == before);
 }
 
-TEST_CASE("cuda: what fails in a recording of several devices leaves all of them usable") {
-  DUET_NEEDS_CUDA();
+DUET_CUDA_TEST("cuda: what fails in a recording of several devices leaves all of them usable") {
   const std::vector<Device> devices = some_devices(3);
   Backend& cuda = backend(DeviceKind::cuda);
   // In the last device's thread, or in the first one's after all have worked.
@@ -152,8 +147,7 @@ TEST_CASE("cuda: what fails in a recording of several devices leaves all of them
   pair.check_epochs(1);
 }
 
-TEST_CASE("cuda: gradients that the host clips are refused in a recording of several devices") {
-  DUET_NEEDS_CUDA();
+DUET_CUDA_TEST("cuda: gradients that the host clips are refused in a recording of several devices") {
   Training recorded(linear(), 12, 4, true, {.devices = some_devices(2)});
   const auto clipped = [&] {
     const Tensor loss = recorded.step();
@@ -169,8 +163,7 @@ TEST_CASE("cuda: gradients that the host clips are refused in a recording of sev
   }
 }
 
-TEST_CASE("cuda: values written between replays reach all replicas; a replaced optimizer's state is an error") {
-  DUET_NEEDS_CUDA();
+DUET_CUDA_TEST("cuda: values written between replays reach all replicas; a replaced optimizer's state is an error") {
   Pair pair(cnn, 8, {.devices = some_devices(2)});
   for (int epoch = 0; epoch < 3; ++epoch) {
     pair.check_epochs(1);
@@ -186,8 +179,7 @@ TEST_CASE("cuda: values written between replays reach all replicas; a replaced o
   CHECK_THROWS_WITH(recorded.epoch(), ContainsSubstring("state was replaced after the step was recorded"));
 }
 
-TEST_CASE("cuda: replays count the bytes that they copy between devices as plain steps do") {
-  DUET_NEEDS_CUDA();
+DUET_CUDA_TEST("cuda: replays count the bytes that they copy between devices as plain steps do") {
   const std::vector<Device> devices = some_devices(2);
   Pair pair(linear, 12, {.devices = devices});
   std::uint64_t moved[2] = {};
@@ -201,8 +193,7 @@ TEST_CASE("cuda: replays count the bytes that they copy between devices as plain
   CHECK(moved[1] == moved[0]);
 }
 
-TEST_CASE("cuda: a label out of bounds in any replica is reported when the losses of replays are read") {
-  DUET_NEEDS_CUDA();
+DUET_CUDA_TEST("cuda: a label out of bounds in any replica is reported when the losses of replays are read") {
   const std::vector<Device> devices = some_devices(2);
   std::vector<Tensor> x, labels;
   for (const Device device : devices) {
@@ -223,8 +214,7 @@ TEST_CASE("cuda: a label out of bounds in any replica is reported when the losse
   CHECK_THROWS_WITH(graph.take_loss_sum(), ContainsSubstring("Target 3 is out of bounds"));
 }
 
-TEST_CASE("cuda: a device that is not part of a recording, and one that is part of another, are refused") {
-  DUET_NEEDS_CUDA();
+DUET_CUDA_TEST("cuda: a device that is not part of a recording, and one that is part of another, are refused") {
   const std::vector<Device> devices = logical_devices(3);
   Backend& cuda = backend(DeviceKind::cuda);
   StepRecorder &first = *cuda.recorder(devices[0]), &second = *cuda.recorder(devices[1]);

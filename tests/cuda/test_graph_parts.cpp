@@ -91,8 +91,7 @@ class PartsTraining {
 
 }  // namespace
 
-TEST_CASE("cuda: recorded steps of optimizers of parts train the very bits of plain ones") {
-  DUET_NEEDS_CUDA();
+DUET_CUDA_TEST("cuda: recorded steps of optimizers of parts train the very bits of plain ones") {
   for (const int count : {1, 2}) {
     CAPTURE(count);
     const bool distinct = backend(DeviceKind::cuda).device_count() >= count;

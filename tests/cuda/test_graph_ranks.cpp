@@ -60,8 +60,7 @@ float sum_over(ProcessGroup& group) {
 
 }  // namespace
 
-TEST_CASE("nccl: recorded steps of ranks train the very bits of plain ones") {
-  DUET_NEEDS_NCCL(2);
+DUET_NCCL_TEST(2, "nccl: recorded steps of ranks train the very bits of plain ones") {
   const int size = GENERATE(2, 4);
   if (size > backend(DeviceKind::cuda).device_count()) DUET_SKIP("too few GPUs");
   const int several = GENERATE(1, 2);
@@ -84,8 +83,7 @@ TEST_CASE("nccl: recorded steps of ranks train the very bits of plain ones") {
   });
 }
 
-TEST_CASE("nccl: a rank that does not join a replay is named") {
-  DUET_NEEDS_NCCL(2);
+DUET_NCCL_TEST(2, "nccl: a rank that does not join a replay is named") {
   std::latch ended(2);
   const auto failures = try_nccl_ranks(
       2,
@@ -109,8 +107,7 @@ TEST_CASE("nccl: a rank that does not join a replay is named") {
   CHECK(failures[1] == "");
 }
 
-TEST_CASE("nccl: a rank that dies in a replay ends the others at once") {
-  DUET_NEEDS_NCCL(2);
+DUET_NCCL_TEST(2, "nccl: a rank that dies in a replay ends the others at once") {
   const auto failures = try_nccl_ranks(
       2,
       [](ProcessGroup& group) {
@@ -128,8 +125,7 @@ TEST_CASE("nccl: a rank that dies in a replay ends the others at once") {
                               ContainsSubstring("the group failed on rank 1: it was dropped"));
 }
 
-TEST_CASE("nccl: work with a part on the host is not recorded, and has no side effects") {
-  DUET_NEEDS_NCCL(2);
+DUET_NCCL_TEST(2, "nccl: work with a part on the host is not recorded, and has no side effects") {
   run_nccl_ranks(2, [](ProcessGroup& group) {
     const auto plain = rank_of(group, 16, 8, false), recorded = rank_of(group, 16, 8, true);
     for (Training* training : {plain.get(), recorded.get()}) training->epoch();
@@ -167,8 +163,7 @@ TEST_CASE("nccl: work with a part on the host is not recorded, and has no side e
   });
 }
 
-TEST_CASE("nccl: a recording that fails within backward leaves DistributedDataParallel as it was") {
-  DUET_NEEDS_NCCL(2);
+DUET_NCCL_TEST(2, "nccl: a recording that fails within backward leaves DistributedDataParallel as it was") {
   run_nccl_ranks(2, [](ProcessGroup& group) {
     const auto hook = std::make_shared<CuriousHook>();
     DistributedDataParallelOptions options = kManyBuckets;
@@ -185,8 +180,7 @@ TEST_CASE("nccl: a recording that fails within backward leaves DistributedDataPa
   });
 }
 
-TEST_CASE("nccl: steps that ranks compare or join are not recorded") {
-  DUET_NEEDS_NCCL(2);
+DUET_NCCL_TEST(2, "nccl: steps that ranks compare or join are not recorded") {
   run_nccl_ranks(2, [](ProcessGroup& group) {
     const auto compared = rank_of(group, 16, 8, true, {.compare_parameters_every = 3});
     compared->epoch();
@@ -198,8 +192,7 @@ TEST_CASE("nccl: steps that ranks compare or join are not recorded") {
   });
 }
 
-TEST_CASE("nccl: work that is left over when its group is closed says so") {
-  DUET_NEEDS_NCCL(2);
+DUET_NCCL_TEST(2, "nccl: work that is left over when its group is closed says so") {
   ddp::Work left[2];
   run_nccl_ranks(2, [&](ProcessGroup& group) {
     const Device device = gpu_of(group.rank());
@@ -212,8 +205,7 @@ TEST_CASE("nccl: work that is left over when its group is closed says so") {
   for (ddp::Work& work : left) CHECK_THROWS_WITH(work.wait(), "the process group is closed");
 }
 
-TEST_CASE("nccl: a group that ends drops the recordings of its collectives") {
-  DUET_NEEDS_NCCL(2);
+DUET_NCCL_TEST(2, "nccl: a group that ends drops the recordings of its collectives") {
   std::unique_ptr<Training> left[2];
   run_nccl_ranks(2, [&](ProcessGroup& group) {
     auto& training = left[group.rank()] = rank_of(group, 16, 8, true);

@@ -12,8 +12,7 @@
 using namespace duet;
 using namespace duet_test;
 
-TEST_CASE("cuda: log_softmax and nll_loss equal the reference, and stay finite for large inputs") {
-  DUET_NEEDS_CUDA();
+DUET_CUDA_TEST("cuda: log_softmax and nll_loss equal the reference, and stay finite for large inputs") {
   Mt19937 generator(121);
   struct Sizes {
     std::int64_t rows, classes;
@@ -38,8 +37,7 @@ TEST_CASE("cuda: log_softmax and nll_loss equal the reference, and stay finite f
     }
 }
 
-TEST_CASE("cuda: the gradient of nll_loss behind log_softmax equals that of the two one by one") {
-  DUET_NEEDS_CUDA();
+DUET_CUDA_TEST("cuda: the gradient of nll_loss behind log_softmax equals that of the two one by one") {
   Mt19937 generator(128);
   for (const std::int64_t rows : {1, 17, 600})
     for (const std::int64_t classes : {1, 10, 33}) {
@@ -59,8 +57,7 @@ TEST_CASE("cuda: the gradient of nll_loss behind log_softmax equals that of the 
     }
 }
 
-TEST_CASE("cuda: nll_loss and its gradient for a start from 1, in one kernel, have the bits of two") {
-  DUET_NEEDS_CUDA();
+DUET_CUDA_TEST("cuda: nll_loss and its gradient for a start from 1, in one kernel, have the bits of two") {
   Backend &gpu = backend(DeviceKind::cuda), &cpu = backend(DeviceKind::cpu);
   Mt19937 generator(129);
   struct Sizes {
@@ -90,8 +87,7 @@ TEST_CASE("cuda: nll_loss and its gradient for a start from 1, in one kernel, ha
   }
 }
 
-TEST_CASE("cuda: linear_log_softmax equals its operators one by one, and the CPU's") {
-  DUET_NEEDS_CUDA();
+DUET_CUDA_TEST("cuda: linear_log_softmax equals its operators one by one, and the CPU's") {
   Mt19937 generator(130);
   struct Sizes {
     std::int64_t rows, in, classes;
@@ -128,8 +124,7 @@ TEST_CASE("cuda: linear_log_softmax equals its operators one by one, and the CPU
             .shape() == Shape{0, 3});
 }
 
-TEST_CASE("cuda: a label out of bounds has no gradient, and is reported") {
-  DUET_NEEDS_CUDA();
+DUET_CUDA_TEST("cuda: a label out of bounds has no gradient, and is reported") {
   const float sixth = 1.0f / 6.0f;
   const double values[] = {-sixth, sixth, 0, 0, sixth, -sixth};
   for (const bool from_one : {true, false}) {
@@ -149,8 +144,7 @@ TEST_CASE("cuda: a label out of bounds has no gradient, and is reported") {
   }
 }
 
-TEST_CASE("cuda: the gradient of a stamped shard is its share of the global mean") {
-  DUET_NEEDS_CUDA();
+DUET_CUDA_TEST("cuda: the gradient of a stamped shard is its share of the global mean") {
   Mt19937 generator(122);
   const Array x = random_array({4, 5}, generator);
   Tensor shard = on_gpu(x);
@@ -164,8 +158,7 @@ TEST_CASE("cuda: the gradient of a stamped shard is its share of the global mean
   CHECK(gpu_error(vx.grad(), dx) < kTolerance);
 }
 
-TEST_CASE("cuda: a label out of bounds is an error at the next synchronisation, and only once") {
-  DUET_NEEDS_CUDA();
+DUET_CUDA_TEST("cuda: a label out of bounds is an error at the next synchronisation, and only once") {
   Mt19937 generator(123);
   const Variable x = gpu_leaf(random_array({4, 3}, generator));
   for (const std::int64_t bad : {3, -1, 1000}) {
@@ -183,8 +176,7 @@ TEST_CASE("cuda: a label out of bounds is an error at the next synchronisation, 
   }
 }
 
-TEST_CASE("cuda: mse_loss equals the reference, also over many blocks") {
-  DUET_NEEDS_CUDA();
+DUET_CUDA_TEST("cuda: mse_loss equals the reference, also over many blocks") {
   Mt19937 generator(124);
   for (const Shape& shape : {Shape{1, 1}, Shape{3, 7}, Shape{17, 2, 3, 5}, Shape{10, 1000}}) {
     const Array x = random_array(shape, generator), target = random_array(shape, generator);
@@ -196,15 +188,13 @@ TEST_CASE("cuda: mse_loss equals the reference, also over many blocks") {
   }
 }
 
-TEST_CASE("cuda: losses of an empty batch are nan, as in PyTorch") {
-  DUET_NEEDS_CUDA();
+DUET_CUDA_TEST("cuda: losses of an empty batch are nan, as in PyTorch") {
   const Variable x(zeros({0, 10}, DType::f32, kGpu));
   CHECK(std::isnan(ops::nll_loss(x, empty({0}, DType::i64, kGpu)).item()));
   CHECK(std::isnan(ops::mse_loss(x, zeros({0, 10}, DType::f32, kGpu)).item()));
 }
 
-TEST_CASE("cuda: count_correct counts as the CPU does, ties and NaN included") {
-  DUET_NEEDS_CUDA();
+DUET_CUDA_TEST("cuda: count_correct counts as the CPU does, ties and NaN included") {
   Mt19937 generator(125);
   for (const std::int64_t rows : {0, 1, 17, 700}) {
     const Tensor x = to_tensor(random_grid({rows, 5}, 2, 1, generator));
@@ -216,8 +206,7 @@ TEST_CASE("cuda: count_correct counts as the CPU does, ties and NaN included") {
   }
 }
 
-TEST_CASE("cuda: fill, scale and sgd_step do what the CPU does") {
-  DUET_NEEDS_CUDA();
+DUET_CUDA_TEST("cuda: fill, scale and sgd_step do what the CPU does") {
   Mt19937 generator(126);
   Backend &cpu = backend(DeviceKind::cpu), &gpu = backend(DeviceKind::cuda);
   const SGDRule rules[] = {{.lr = 0.1f},
@@ -243,8 +232,7 @@ TEST_CASE("cuda: fill, scale and sgd_step do what the CPU does") {
   for (const double entry : as_array(x).values) CHECK(entry == 1.5);
 }
 
-TEST_CASE("cuda: updates by fours have the bits of updates one by one, and leave their neighbours alone") {
-  DUET_NEEDS_CUDA();
+DUET_CUDA_TEST("cuda: updates by fours have the bits of updates one by one, and leave their neighbours alone") {
   Backend& gpu = backend(DeviceKind::cuda);
   Mt19937 generator(131);
   // Alike, the arrays are updated by fours, behind those before the first multiple of 16 bytes; else one by one.
@@ -282,8 +270,7 @@ TEST_CASE("cuda: updates by fours have the bits of updates one by one, and leave
     }
 }
 
-TEST_CASE("cuda: adam_step does what the CPU does") {
-  DUET_NEEDS_CUDA();
+DUET_CUDA_TEST("cuda: adam_step does what the CPU does") {
   Mt19937 generator(128);
   Backend &cpu = backend(DeviceKind::cpu), &gpu = backend(DeviceKind::cuda);
   const AdamRule rules[] = {{},
@@ -306,8 +293,7 @@ TEST_CASE("cuda: adam_step does what the CPU does") {
     }
 }
 
-TEST_CASE("cuda: images are gathered with the CPU's bits") {
-  DUET_NEEDS_CUDA();
+DUET_CUDA_TEST("cuda: images are gathered with the CPU's bits") {
   Mt19937 generator(127);
   for (const Shape& image : {Shape{7, 28, 28}, Shape{5, 3, 3}, Shape{4, 1, 1}}) {
     const Tensor rows = empty(image, DType::u8);

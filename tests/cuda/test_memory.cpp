@@ -42,8 +42,7 @@ bool equal(const Tensor& a, const Tensor& b) {
 
 }  // namespace
 
-TEST_CASE("cuda: tensors of every size go to a GPU and come back", "[core]") {
-  DUET_NEEDS_CUDA();
+DUET_CUDA_TEST("cuda: tensors of every size go to a GPU and come back", "[core]") {
   for (const std::int64_t n : {0, 1, 127, 128, 4096, 100'003, 3'000'001}) {
     CAPTURE(n);
     const Tensor host = counted(n, 1);
@@ -57,8 +56,7 @@ TEST_CASE("cuda: tensors of every size go to a GPU and come back", "[core]") {
   CHECK(bytes_of(bytes) == std::vector<std::uint8_t>(1000, 0));
 }
 
-TEST_CASE("cuda: the host may use its memory again as soon as a copy from it returns", "[core]") {
-  DUET_NEEDS_CUDA();
+DUET_CUDA_TEST("cuda: the host may use its memory again as soon as a copy from it returns", "[core]") {
   const Tensor host = empty({200'000});
   std::vector<Tensor> copies;
   for (int i = 0; i < 20; ++i) {  // more than there are pieces of pinned memory
@@ -68,8 +66,7 @@ TEST_CASE("cuda: the host may use its memory again as soon as a copy from it ret
   for (int i = 0; i < 20; ++i) CHECK(all_are(copies[static_cast<std::size_t>(i)], static_cast<float>(i)));
 }
 
-TEST_CASE("cuda: a copy between devices stands in the order of both", "[core]") {
-  DUET_NEEDS_CUDA();
+DUET_CUDA_TEST("cuda: a copy between devices stands in the order of both", "[core]") {
   const std::vector<Device> devices = some_devices();
   for (const Device from : devices)
     for (const Device to : devices) {
@@ -89,8 +86,7 @@ TEST_CASE("cuda: a copy between devices stands in the order of both", "[core]") 
     }
 }
 
-TEST_CASE("cuda: rows and columns are cut and joined", "[core]") {
-  DUET_NEEDS_CUDA();
+DUET_CUDA_TEST("cuda: rows and columns are cut and joined", "[core]") {
   const Tensor whole = counted(6 * 5, 0).reshape({6, 5}).to(kGpu);
   const Tensor piece = empty({6, 2}, DType::f32, kGpu);
   backend(whole).copy_2d(piece.raw(), 8, whole.data<float>() + 1, 20, 8, 6, kGpu);
@@ -102,8 +98,7 @@ TEST_CASE("cuda: rows and columns are cut and joined", "[core]") {
   CHECK(equal(whole.rows(2, 4).reshape({10}), counted(10, 10)));
 }
 
-TEST_CASE("cuda: logical devices share a GPU, but are devices of their own", "[core]") {
-  DUET_NEEDS_CUDA();
+DUET_CUDA_TEST("cuda: logical devices share a GPU, but are devices of their own", "[core]") {
   Backend& cuda = backend(DeviceKind::cuda);
   CHECK(cuda.stream(kLogical[0]) != cuda.stream(kLogical[1]));
   CHECK(cuda.stream(kLogical[0]) != cuda.stream(kGpu));
@@ -115,8 +110,7 @@ TEST_CASE("cuda: logical devices share a GPU, but are devices of their own", "[c
   CHECK(all_are(b.to(kLogical[0]), 2));
 }
 
-TEST_CASE("cuda: gathered images are the CPU's bits", "[core]") {
-  DUET_NEEDS_CUDA();
+DUET_CUDA_TEST("cuda: gathered images are the CPU's bits", "[core]") {
   const Tensor rows = empty({40, 3, 7}, DType::u8);
   for (std::int64_t i = 0; i < rows.count(); ++i) rows.data<std::uint8_t>()[i] = static_cast<std::uint8_t>(i * 37 + 11);
   const Tensor indices = label_tensor({39, 0, 7, 7, 20});

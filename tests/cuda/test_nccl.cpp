@@ -136,8 +136,7 @@ void collectives_of_every_size() {
 
 }  // namespace
 
-TEST_CASE("nccl: every collective of every dtype") {
-  DUET_NEEDS_NCCL(1);
+DUET_NCCL_TEST(1, "nccl: every collective of every dtype") {
   SECTION("f32") { collectives_of_every_size<float>(); }
   SECTION("f64") { collectives_of_every_size<double>(); }
   SECTION("i32") { collectives_of_every_size<std::int32_t>(); }
@@ -147,8 +146,7 @@ TEST_CASE("nccl: every collective of every dtype") {
   SECTION("bf16") { collectives_of_every_size<BFloat16>(); }
 }
 
-TEST_CASE("nccl: collectives run after the device's earlier work, and before its later work") {
-  DUET_NEEDS_NCCL(2);
+DUET_NCCL_TEST(2, "nccl: collectives run after the device's earlier work, and before its later work") {
   constexpr int kRounds = 8;
   std::vector<std::vector<float>> results(2);
   const std::uint64_t begin = Trace::position();
@@ -178,8 +176,7 @@ TEST_CASE("nccl: collectives run after the device's earlier work, and before its
           }) >= kRounds);
 }
 
-TEST_CASE("nccl: messages go around a ring, and two of them in order") {
-  DUET_NEEDS_NCCL(2);
+DUET_NCCL_TEST(2, "nccl: messages go around a ring, and two of them in order") {
   const int size = std::min(4, backend(DeviceKind::cuda).device_count());
   std::vector<std::vector<float>> got(static_cast<std::size_t>(size));
   run_nccl_ranks(size, [&](ProcessGroup& group) {
@@ -203,8 +200,7 @@ TEST_CASE("nccl: messages go around a ring, and two of them in order") {
   }
 }
 
-TEST_CASE("nccl: buffers in the host's memory go over the device, those of another device are refused") {
-  DUET_NEEDS_NCCL(2);
+DUET_NCCL_TEST(2, "nccl: buffers in the host's memory go over the device, those of another device are refused") {
   std::vector<std::string> refused(2), tags(2);
   std::vector<std::vector<double>> sums(2), all(2);
   run_nccl_ranks(2, [&](ProcessGroup& group) {
@@ -225,8 +221,7 @@ TEST_CASE("nccl: buffers in the host's memory go over the device, those of anoth
   CHECK(tags[1] == "send: messages over NCCL have no tags, got 3");
 }
 
-TEST_CASE("nccl: DistributedDataParallel learns what one GPU learns") {
-  DUET_NEEDS_NCCL(1);
+DUET_NCCL_TEST(1, "nccl: DistributedDataParallel learns what one GPU learns") {
   nn::SimpleCNN alone(7, kSmall);
   alone.to(gpu_of(0));
   const Array single = train(alone, alone, 0, 1);
@@ -244,8 +239,7 @@ TEST_CASE("nccl: DistributedDataParallel learns what one GPU learns") {
   }
 }
 
-TEST_CASE("nccl: init_process_group connects ranks with their GPUs") {
-  DUET_NEEDS_NCCL(2);
+DUET_NCCL_TEST(2, "nccl: init_process_group connects ranks with their GPUs") {
   const Scratch scratch;
   std::vector<std::string> backends(2);
   std::vector<std::thread> threads;

@@ -12,8 +12,7 @@ using namespace duet_test;
 
 using std::chrono::milliseconds;
 
-TEST_CASE("nccl: a rank that never connects is named") {
-  DUET_NEEDS_NCCL(2);
+DUET_NCCL_TEST(2, "nccl: a rank that never connects is named") {
   std::latch here(2);
   const auto options = [&here](int rank) {
     ddp::ConnectOptions short_timeout = nccl_options(gpu_of(rank));
@@ -31,8 +30,7 @@ TEST_CASE("nccl: a rank that never connects is named") {
   CHECK((failures[1] == missing("rank 2", 1) || failures[1] == missing("ranks 0, 2", 1)));
 }
 
-TEST_CASE("nccl: a rank that does not join a collective is named, and the group has failed") {
-  DUET_NEEDS_NCCL(2);
+DUET_NCCL_TEST(2, "nccl: a rank that does not join a collective is named, and the group has failed") {
   std::latch ended(2);
   std::string later, third;
   const auto failures = try_nccl_ranks(
@@ -58,8 +56,7 @@ TEST_CASE("nccl: a rank that does not join a collective is named, and the group 
   CHECK_THAT(failures[1], ContainsSubstring("failed on rank 1") && ContainsSubstring("rank 0"));
 }
 
-TEST_CASE("nccl: ranks that call different collectives which NCCL takes for the same are named") {
-  DUET_NEEDS_NCCL(2);
+DUET_NCCL_TEST(2, "nccl: ranks that call different collectives which NCCL takes for the same are named") {
   const auto failures = try_nccl_ranks(
       2,
       [](ProcessGroup& group) {
@@ -75,8 +72,7 @@ TEST_CASE("nccl: ranks that call different collectives which NCCL takes for the 
                ContainsSubstring("the ranks disagree: rank 0 calls barrier; rank 1 calls all_reduce of 1 f32 (sum)"));
 }
 
-TEST_CASE("nccl: ranks whose gradients are of the same rows are named") {
-  DUET_NEEDS_NCCL(2);
+DUET_NCCL_TEST(2, "nccl: ranks whose gradients are of the same rows are named") {
   const auto failures = try_nccl_ranks(
       2,
       [](ProcessGroup& group) {
@@ -92,8 +88,7 @@ TEST_CASE("nccl: ranks whose gradients are of the same rows are named") {
                                  "4 of 8 in step 5"));
 }
 
-TEST_CASE("nccl: a rank that leaves by an exception ends the others at once") {
-  DUET_NEEDS_NCCL(2);
+DUET_NCCL_TEST(2, "nccl: a rank that leaves by an exception ends the others at once") {
   const auto failures = try_nccl_ranks(
       2,
       [](ProcessGroup& group) {

@@ -15,8 +15,7 @@
 using namespace duet;
 using namespace duet_test;
 
-TEST_CASE("cuda: avg_pool2d equals the reference, and the CPU to the bit") {
-  DUET_NEEDS_CUDA();
+DUET_CUDA_TEST("cuda: avg_pool2d equals the reference, and the CPU to the bit") {
   Mt19937 generator(131);
   struct Case {
     Shape x;
@@ -41,8 +40,7 @@ TEST_CASE("cuda: avg_pool2d equals the reference, and the CPU to the bit") {
     }
 }
 
-TEST_CASE("cuda: conv2d in groups equals the reference, in every precision") {
-  DUET_NEEDS_CUDA();
+DUET_CUDA_TEST("cuda: conv2d in groups equals the reference, in every precision") {
   Mt19937 generator(133);
   struct Groups {
     std::int64_t groups, in, out;  // channels of a group
@@ -68,8 +66,7 @@ TEST_CASE("cuda: conv2d in groups equals the reference, in every precision") {
     }
 }
 
-TEST_CASE("cuda: adaptive_avg_pool2d equals the reference, and the CPU to the bit") {
-  DUET_NEEDS_CUDA();
+DUET_CUDA_TEST("cuda: adaptive_avg_pool2d equals the reference, and the CPU to the bit") {
   Mt19937 generator(132);
   struct Case {
     Shape x;
@@ -91,8 +88,7 @@ TEST_CASE("cuda: adaptive_avg_pool2d equals the reference, and the CPU to the bi
   }
 }
 
-TEST_CASE("cuda: mul and concat equal the reference") {
-  DUET_NEEDS_CUDA();
+DUET_CUDA_TEST("cuda: mul and concat equal the reference") {
   Mt19937 generator(134);
   const Array a = random_array({3, 5, 4, 2}, generator), b = random_array(a.shape, generator),
               c = random_array({3, 2, 4, 2}, generator), dy = random_array({3, 7, 4, 2}, generator);
@@ -108,8 +104,7 @@ TEST_CASE("cuda: mul and concat equal the reference") {
   CHECK(as_array(vc.grad()).values == as_array(cc.grad()).values);
 }
 
-TEST_CASE("cuda: softmax equals the reference, and makes NaN where the CPU does") {
-  DUET_NEEDS_CUDA();
+DUET_CUDA_TEST("cuda: softmax equals the reference, and makes NaN where the CPU does") {
   Mt19937 generator(135);
   for (const Shape& shape : {Shape{1, 1}, Shape{3, 10}, Shape{5, 70}, Shape{0, 4}}) {
     const Array x = random_array(shape, generator), dy = random_array(shape, generator);
@@ -127,8 +122,7 @@ TEST_CASE("cuda: softmax equals the reference, and makes NaN where the CPU does"
   CHECK(y[7] == 1);
 }
 
-TEST_CASE("cuda: cross_entropy with label smoothing equals the reference and reports labels out of bounds") {
-  DUET_NEEDS_CUDA();
+DUET_CUDA_TEST("cuda: cross_entropy with label smoothing equals the reference and reports labels out of bounds") {
   Mt19937 generator(136);
   for (const Shape& shape : {Shape{1, 3}, Shape{17, 10}, Shape{70, 100}}) {
     const Array x = random_array(shape, generator);
@@ -145,8 +139,7 @@ TEST_CASE("cuda: cross_entropy with label smoothing equals the reference and rep
   CHECK_THROWS_WITH(wrong(), ContainsSubstring("Target 3 is out of bounds."));
 }
 
-TEST_CASE("cuda: count_in_top counts as the CPU does, ties and NaN included") {
-  DUET_NEEDS_CUDA();
+DUET_CUDA_TEST("cuda: count_in_top counts as the CPU does, ties and NaN included") {
   Mt19937 generator(137);
   for (const Shape& shape : {Shape{1, 2}, Shape{40, 10}, Shape{9, 70}}) {
     const Tensor x = to_tensor(random_grid(shape, 3, 1, generator));
@@ -161,8 +154,7 @@ TEST_CASE("cuda: count_in_top counts as the CPU does, ties and NaN included") {
   }
 }
 
-TEST_CASE("cuda: arithmetic with broadcasting equals the reference") {
-  DUET_NEEDS_CUDA();
+DUET_CUDA_TEST("cuda: arithmetic with broadcasting equals the reference") {
   Mt19937 generator(121);
   std::vector<std::vector<Shape>> pairs = {{{2, 300}, {300}}, {{40, 2}, {40, 1}}, {{3}, {2, 3, 5, 1, 3}}, {{}, {70}}};
   for (int i = 0; i < 8; ++i) pairs.push_back(random_pair(generator));
@@ -170,15 +162,13 @@ TEST_CASE("cuda: arithmetic with broadcasting equals the reference") {
     for (const OperatorCase& c : arithmetic_cases(pair[0], pair[1], generator)) check_operator(c, kGpu, generator);
 }
 
-TEST_CASE("cuda: functions of elements equal the reference") {
-  DUET_NEEDS_CUDA();
+DUET_CUDA_TEST("cuda: functions of elements equal the reference") {
   Mt19937 generator(122);
   for (const Shape& shape : {Shape{}, Shape{7}, Shape{2, 3, 2, 5}, Shape{0, 4}, Shape{300}})
     for (const OperatorCase& c : function_cases(shape, generator)) check_operator(c, kGpu, generator);
 }
 
-TEST_CASE("cuda: sums, means, shapes and parts equal the reference") {
-  DUET_NEEDS_CUDA();
+DUET_CUDA_TEST("cuda: sums, means, shapes and parts equal the reference") {
   Mt19937 generator(123);
   std::vector<Shape> shapes = {{70}, {2, 300}, {300, 3}, {9, 17, 5}, {5, 1, 3, 1, 2}, {40, 100}};
   for (int i = 0; i < 8; ++i) shapes.push_back(random_shape(generator, 1, 5));
@@ -186,8 +176,7 @@ TEST_CASE("cuda: sums, means, shapes and parts equal the reference") {
     for (const OperatorCase& c : shape_cases(shape, generator)) check_operator(c, kGpu, generator);
 }
 
-TEST_CASE("cuda: products of matrices and softmax along any dimension equal the reference") {
-  DUET_NEEDS_CUDA();
+DUET_CUDA_TEST("cuda: products of matrices and softmax along any dimension equal the reference") {
   Mt19937 generator(124);
   for (const Shape& batch : {Shape{}, Shape{3}, Shape{2, 3}, Shape{0, 2}})
     for (const OperatorCase& c : product_cases(batch, 7, 5, 9, generator)) check_operator(c, kGpu, generator);
@@ -203,15 +192,13 @@ TEST_CASE("cuda: products of matrices and softmax along any dimension equal the 
   }
 }
 
-TEST_CASE("cuda: losses of elements equal the reference") {
-  DUET_NEEDS_CUDA();
+DUET_CUDA_TEST("cuda: losses of elements equal the reference") {
   Mt19937 generator(125);
   for (const Shape& shape : {Shape{1}, Shape{40, 70}, Shape{3, 2, 5}})
     for (const OperatorCase& c : loss_cases(shape, generator)) check_operator(c, kGpu, generator);
 }
 
-TEST_CASE("cuda: transposed convolutions, embedding, layer_norm and attention equal the reference") {
-  DUET_NEEDS_CUDA();
+DUET_CUDA_TEST("cuda: transposed convolutions, embedding, layer_norm and attention equal the reference") {
   Mt19937 generator(126);
   for (const OperatorCase& c : conv_transpose_cases(generator)) check_operator(c, kGpu, generator);
   for (const OperatorCase& c : sequence_cases(generator)) check_operator(c, kGpu, generator);
@@ -240,8 +227,7 @@ struct Scaled {
 
 }  // namespace
 
-TEST_CASE("cuda: an operator of one's own runs on the device, and check_gradients passes it") {
-  DUET_NEEDS_CUDA();
+DUET_CUDA_TEST("cuda: an operator of one's own runs on the device, and check_gradients passes it") {
   Mt19937 generator(127);
   const auto run = [](const std::vector<Variable>& x) { return ops::custom(Scaled{}, {x[0], x[1]}); };
   check_operator({"scaled",

@@ -32,8 +32,7 @@ struct Run {
 
 }  // namespace
 
-TEST_CASE("cuda: the convolution of one channel and its gradients equal the reference, in every precision") {
-  DUET_NEEDS_CUDA();
+DUET_CUDA_TEST("cuda: the convolution of one channel and its gradients equal the reference, in every precision") {
   Mt19937 generator(141);
   struct Sizes {
     Shape x;
@@ -59,8 +58,7 @@ TEST_CASE("cuda: the convolution of one channel and its gradients equal the refe
     }
 }
 
-TEST_CASE("cuda: the convolution of one channel picks the CPU's places, of ties and NaN too") {
-  DUET_NEEDS_CUDA();
+DUET_CUDA_TEST("cuda: the convolution of one channel picks the CPU's places, of ties and NaN too") {
   Mt19937 generator(142);
   const ConvPoolRelu op = {.conv = three(1, 1), .pool = kPool, .dropout = {}};
   for (const std::int64_t size : {6, 7, 13}) {
@@ -81,8 +79,7 @@ TEST_CASE("cuda: the convolution of one channel picks the CPU's places, of ties 
   }
 }
 
-TEST_CASE("cuda: the convolution of one channel rounds to bfloat16 what that precision rounds") {
-  DUET_NEEDS_CUDA();
+DUET_CUDA_TEST("cuda: the convolution of one channel rounds to bfloat16 what that precision rounds") {
   Mt19937 generator(143);
   const Window2d conv = three(1, 1);
   const ConvPoolRelu op = {.conv = conv, .pool = kPool, .dropout = {}};
@@ -102,8 +99,7 @@ TEST_CASE("cuda: the convolution of one channel rounds to bfloat16 what that pre
   }
 }
 
-TEST_CASE("cuda: the convolution of one channel gives the same bits each time, and zeros for no images") {
-  DUET_NEEDS_CUDA();
+DUET_CUDA_TEST("cuda: the convolution of one channel gives the same bits each time, and zeros for no images") {
   Mt19937 generator(144);
   const ConvPoolRelu op = {.conv = three(1, 1), .pool = kPool, .dropout = {}};
   const Array x = random_array({19, 1, 7, 7}, generator), w = random_array({3, 1, 3, 3}, generator),

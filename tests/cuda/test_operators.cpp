@@ -14,8 +14,7 @@
 using namespace duet;
 using namespace duet_test;
 
-TEST_CASE("cuda: linear and its gradients equal the reference, in every precision") {
-  DUET_NEEDS_CUDA();
+DUET_CUDA_TEST("cuda: linear and its gradients equal the reference, in every precision") {
   Mt19937 generator(111);
   struct Sizes {
     std::int64_t rows, in, out;
@@ -41,8 +40,7 @@ TEST_CASE("cuda: linear and its gradients equal the reference, in every precisio
     }
 }
 
-TEST_CASE("cuda: linear_relu_dropout equals its operators one by one, and drops what the CPU drops") {
-  DUET_NEEDS_CUDA();
+DUET_CUDA_TEST("cuda: linear_relu_dropout equals its operators one by one, and drops what the CPU drops") {
   Mt19937 generator(116);
   struct Sizes {
     std::int64_t rows, in, out;
@@ -80,8 +78,7 @@ TEST_CASE("cuda: linear_relu_dropout equals its operators one by one, and drops 
     }
 }
 
-TEST_CASE("cuda: relu and linear_relu_dropout pass the gradient of NaN and infinity") {
-  DUET_NEEDS_CUDA();
+DUET_CUDA_TEST("cuda: relu and linear_relu_dropout pass the gradient of NaN and infinity") {
   const float nan = std::nanf(""), inf = INFINITY;
   const auto passed = [](const Tensor& gradient) { return as_array(gradient).values; };
   const Variable x(on_gpu(from_values<float>({1, 5}, {nan, inf, -inf, 0, 2})), true);
@@ -96,8 +93,7 @@ TEST_CASE("cuda: relu and linear_relu_dropout pass the gradient of NaN and infin
   CHECK(passed(b.grad()) == std::vector<double>{1, 2, 0, 0, 5});
 }
 
-TEST_CASE("cuda: linear of no rows has gradients of zero") {
-  DUET_NEEDS_CUDA();
+DUET_CUDA_TEST("cuda: linear of no rows has gradients of zero") {
   const Variable x(zeros({0, 5}, DType::f32, kGpu), true), w(zeros({3, 5}, DType::f32, kGpu), true),
       b(zeros({3}, DType::f32, kGpu), true);
   const Variable y = ops::linear(x, w, b);
@@ -107,8 +103,7 @@ TEST_CASE("cuda: linear of no rows has gradients of zero") {
   CHECK(gpu_error(b.grad(), Array({3})) == 0);
 }
 
-TEST_CASE("cuda: max_pool2d equals the reference, ties and overlapping windows included") {
-  DUET_NEEDS_CUDA();
+DUET_CUDA_TEST("cuda: max_pool2d equals the reference, ties and overlapping windows included") {
   Mt19937 generator(112);
   struct Case {
     Shape x;
@@ -134,8 +129,7 @@ TEST_CASE("cuda: max_pool2d equals the reference, ties and overlapping windows i
     }
 }
 
-TEST_CASE("cuda: max_pool2d lets NaN through and sends the gradient of -infinity into the image") {
-  DUET_NEEDS_CUDA();
+DUET_CUDA_TEST("cuda: max_pool2d lets NaN through and sends the gradient of -infinity into the image") {
   const float nan = std::nanf(""), inf = INFINITY;
   const Variable x(on_gpu(from_values<float>({1, 2, 2, 2}, {1, nan, 3, 2, -inf, -inf, -inf, -inf})), true);
   const Variable y = ops::max_pool2d(x, {2, 2, 2, 2, 0, 0});
@@ -149,8 +143,7 @@ TEST_CASE("cuda: max_pool2d lets NaN through and sends the gradient of -infinity
   CHECK(as_array(padded.grad()).values == std::vector<double>{1, 2, 3, 4});
 }
 
-TEST_CASE("cuda: relu and add equal the reference") {
-  DUET_NEEDS_CUDA();
+DUET_CUDA_TEST("cuda: relu and add equal the reference") {
   Mt19937 generator(113);
   for (const Shape& shape : {Shape{1}, Shape{3, 7}, Shape{17, 1, 5, 3}, Shape{2, 8, 16, 16}}) {
     const Array a = random_grid(shape, 3, 2, generator), b = random_array(shape, generator),
@@ -168,8 +161,7 @@ TEST_CASE("cuda: relu and add equal the reference") {
   }
 }
 
-TEST_CASE("cuda: dropout's masks are the CPU's, bit for bit") {
-  DUET_NEEDS_CUDA();
+DUET_CUDA_TEST("cuda: dropout's masks are the CPU's, bit for bit") {
   for (const std::int64_t columns : {1, 16, 100, 128, 129, 300, 1000})
     for (const std::int64_t rows : {1, 3, 17}) {
       Tensor mask = empty({rows, columns}, DType::u8), gpu_mask = empty({rows, columns}, DType::u8, kGpu);
@@ -183,8 +175,7 @@ TEST_CASE("cuda: dropout's masks are the CPU's, bit for bit") {
     }
 }
 
-TEST_CASE("cuda: dropout applies its mask in both directions") {
-  DUET_NEEDS_CUDA();
+DUET_CUDA_TEST("cuda: dropout applies its mask in both directions") {
   Mt19937 generator(114);
   const Array x = random_array({5, 300}, generator), dy = random_array(x.shape, generator);
   const DropoutKey key = {7, 1, 3, 0.4f};
@@ -196,8 +187,7 @@ TEST_CASE("cuda: dropout applies its mask in both directions") {
   CHECK(gpu_error(vx.grad(), reference::dropout(dy, bytes_of(mask), key.p)) < kTolerance);
 }
 
-TEST_CASE("cuda: batch_norm2d with relu and a residual has the values and gradients of the operators one by one") {
-  DUET_NEEDS_CUDA();
+DUET_CUDA_TEST("cuda: batch_norm2d with relu and a residual has the values and gradients of the operators one by one") {
   Mt19937 generator(117);
   const Shape shape = {3, 5, 4, 3};
   const Array x = random_array(shape, generator), second = random_array(shape, generator),
@@ -225,8 +215,7 @@ TEST_CASE("cuda: batch_norm2d with relu and a residual has the values and gradie
     }
 }
 
-TEST_CASE("cuda: batch_norm2d equals the reference in training and evaluation") {
-  DUET_NEEDS_CUDA();
+DUET_CUDA_TEST("cuda: batch_norm2d equals the reference in training and evaluation") {
   Mt19937 generator(115);
   for (const Shape& shape : {Shape{1, 2, 3, 5}, Shape{3, 3, 7, 1}, Shape{17, 1, 4, 4}})
     for (const bool training : {true, false}) {
@@ -253,8 +242,7 @@ TEST_CASE("cuda: batch_norm2d equals the reference in training and evaluation") 
     }
 }
 
-TEST_CASE("cuda: every operator refuses arguments of two devices, and says which") {
-  DUET_NEEDS_CUDA();
+DUET_CUDA_TEST("cuda: every operator refuses arguments of two devices, and says which") {
   Backend& gpu = backend(DeviceKind::cuda);
   const auto on = [](const Shape& shape, DType dtype = DType::f32) { return zeros(shape, dtype, kGpu); };
   const Tensor image = on({2, 2, 4, 4}), pooled = on({2, 2, 2, 2}), index = on({2, 2, 2, 2}, DType::u8),
@@ -336,8 +324,7 @@ TEST_CASE("cuda: every operator refuses arguments of two devices, and says which
   }
 }
 
-TEST_CASE("cuda: an environment variable that would change the precision is refused") {
-  DUET_NEEDS_CUDA();
+DUET_CUDA_TEST("cuda: an environment variable that would change the precision is refused") {
   constexpr const char* kVariable = "NVIDIA_TF32_OVERRIDE";
   Backend& gpu = backend(DeviceKind::cuda);
   const Device fresh = {DeviceKind::cuda, 0, 40};       // without handles of libraries

@@ -172,8 +172,8 @@ Array train(const std::vector<Device>& devices, dp::Refresh refresh, Rule rule, 
 
 }  // namespace
 
-TEST_CASE("cuda: persistent replicas have the bits of those copied in every step, whatever comes between", "[dp]") {
-  DUET_NEEDS_CUDA();
+DUET_CUDA_TEST("cuda: persistent replicas have the bits of those copied in every step, whatever comes between",
+               "[dp]") {
   int count = 2;
   for (const Between& between : kStories) {
     count = 5 - count;  // 3 and 2 in turn
@@ -185,8 +185,7 @@ TEST_CASE("cuda: persistent replicas have the bits of those copied in every step
   }
 }
 
-TEST_CASE("cuda: persistent replicas get one copy of the parameters", "[dp]") {
-  DUET_NEEDS_CUDA();
+DUET_CUDA_TEST("cuda: persistent replicas get one copy of the parameters", "[dp]") {
   ReplicaTraining persistent(some_devices(2), dp::Refresh::persistent),
       copied(some_devices(2), dp::Refresh::per_forward);
   const auto copied_by_a_forward = [](ReplicaTraining& training) {
@@ -200,8 +199,7 @@ TEST_CASE("cuda: persistent replicas get one copy of the parameters", "[dp]") {
   CHECK(copied_by_a_forward(copied) == copied_by_a_forward(persistent) + parameters);
 }
 
-TEST_CASE("cuda: a replica that holds other parameters than the model is found", "[dp]") {
-  DUET_NEEDS_CUDA();
+DUET_CUDA_TEST("cuda: a replica that holds other parameters than the model is found", "[dp]") {
   ReplicaTraining training(some_devices(2), dp::Refresh::persistent);
   const Tensor kept = training.model.parameters().values();  // against the rule
   training.step();

@@ -41,8 +41,7 @@ bool same_bytes(const Tensor& a, const Tensor& b) {
 
 }  // namespace
 
-TEST_CASE("cuda: a resident data set gives the host's batches, bit for bit, and moves only their numbers") {
-  DUET_NEEDS_CUDA();
+DUET_CUDA_TEST("cuda: a resident data set gives the host's batches, bit for bit, and moves only their numbers") {
   const ImageDataset host = some_images(23, 5);
   const ResidentImages resident(host, kGpu);
   CHECK(resident.size() == 23);
@@ -67,8 +66,7 @@ TEST_CASE("cuda: a resident data set gives the host's batches, bit for bit, and 
   }
 }
 
-TEST_CASE("cuda: a deferred loader makes the same batches on request, from numbers that stay in place") {
-  DUET_NEEDS_CUDA();
+DUET_CUDA_TEST("cuda: a deferred loader makes the same batches on request, from numbers that stay in place") {
   const ImageDataset host = some_images(11, 5);
   const ResidentImages resident(host, kGpu);
   Loader expected(host, shuffled(11, 4)), loader(resident, shuffled(11, 4), {.deferred = true});
@@ -96,8 +94,7 @@ TEST_CASE("cuda: a deferred loader makes the same batches on request, from numbe
                     "a deferred loader reads a data set that lies on a device, as a whole");
 }
 
-TEST_CASE("cuda: a part of a resident data set, no samples, and wrong numbers") {
-  DUET_NEEDS_CUDA();
+DUET_CUDA_TEST("cuda: a part of a resident data set, no samples, and wrong numbers") {
   const ImageDataset host = some_images(300, 2);
   const ResidentImages resident(host, kGpu);
   std::vector<std::int64_t> order(290);
@@ -120,8 +117,7 @@ TEST_CASE("cuda: a part of a resident data set, no samples, and wrong numbers") 
                     ContainsSubstring("the data set lies on cuda:0, so the loader takes no workers, got 1"));
 }
 
-TEST_CASE("cuda: replicas get their pieces of a resident batch") {
-  DUET_NEEDS_CUDA();
+DUET_CUDA_TEST("cuda: replicas get their pieces of a resident batch") {
   const ImageDataset host = some_images(6, 28);
   const Device first = {DeviceKind::cuda, 0, 0}, second = {DeviceKind::cuda, 0, 1};
   const ResidentImages resident(host, first);

@@ -34,8 +34,7 @@ struct Run {
 
 }  // namespace
 
-TEST_CASE("simulated: a recording that fails is an error, or leaves plain steps and a remark") {
-  DUET_NEEDS_CUDA();
+DUET_CUDA_TEST("simulated: a recording that fails is an error, or leaves plain steps and a remark") {
   Training plain(cnn(), 12, 4, false);
   const Run expected(plain, "");
   std::optional<std::size_t> used;  // after the first, which makes the handles of branches
@@ -72,8 +71,7 @@ TEST_CASE("simulated: a recording that fails is an error, or leaves plain steps 
   duet_sim::set_failures("");
 }
 
-TEST_CASE("simulated: DataParallel goes on with plain steps where its recording fails") {
-  DUET_NEEDS_CUDA();
+DUET_CUDA_TEST("simulated: DataParallel goes on with plain steps where its recording fails") {
   const std::vector<Device> devices = {kGpu, {DeviceKind::cuda, 1}};
   const auto train = [&](bool recorded, const std::string& failure) {
     Training training(cnn(), 12, 4, recorded, {.devices = devices});

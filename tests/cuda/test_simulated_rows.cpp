@@ -42,8 +42,7 @@ void check(const std::string& name, const std::function<Tensor(Backend&, Device)
 
 }  // namespace
 
-TEST_CASE("simulated: a tensor of more elements than a launch has threads takes two launches") {
-  DUET_NEEDS_CUDA();
+DUET_CUDA_TEST("simulated: a tensor of more elements than a launch has threads takes two launches") {
   constexpr std::int64_t kRows = 120'000, kClasses = 10;
   const Tensor labels = empty({kRows}, DType::i64), image = some({3, 1, 800, 600}), pooled = some({12, 1, 400, 300});
   std::int64_t row = 0;

@@ -18,8 +18,7 @@ Tensor room(const Shape& shape, std::int64_t skip) { return gpu_view(Array(shape
 
 }  // namespace
 
-TEST_CASE("cuda: small linear layers and their gradients equal the reference, in every precision") {
-  DUET_NEEDS_CUDA();
+DUET_CUDA_TEST("cuda: small linear layers and their gradients equal the reference, in every precision") {
   Backend& gpu = backend(DeviceKind::cuda);
   Mt19937 generator(151);
   // The smallest; few outputs and more; whole warps and one more; the most weights, and too many; too many rows.
@@ -51,8 +50,7 @@ TEST_CASE("cuda: small linear layers and their gradients equal the reference, in
     }
 }
 
-TEST_CASE("cuda: small linear layers round to bfloat16 what that precision rounds") {
-  DUET_NEEDS_CUDA();
+DUET_CUDA_TEST("cuda: small linear layers round to bfloat16 what that precision rounds") {
   Backend& gpu = backend(DeviceKind::cuda);
   Mt19937 generator(152);
   const Array x = random_array({9, 40}, generator), w = random_array({10, 40}, generator),
@@ -74,8 +72,7 @@ TEST_CASE("cuda: small linear layers round to bfloat16 what that precision round
   }
 }
 
-TEST_CASE("cuda: small linear_log_softmax has the bits of its operators, of NaN and infinity too") {
-  DUET_NEEDS_CUDA();
+DUET_CUDA_TEST("cuda: small linear_log_softmax has the bits of its operators, of NaN and infinity too") {
   Backend& gpu = backend(DeviceKind::cuda);
   Mt19937 generator(153);
   for (const Sizes& s : {Sizes{1, 1, 1}, Sizes{9, 20, 10}, Sizes{5, 70, 16}, Sizes{6, 64, 32}})
@@ -101,8 +98,7 @@ TEST_CASE("cuda: small linear_log_softmax has the bits of its operators, of NaN 
     }
 }
 
-TEST_CASE("cuda: small linear layers of no rows have gradients of zero") {
-  DUET_NEEDS_CUDA();
+DUET_CUDA_TEST("cuda: small linear layers of no rows have gradients of zero") {
   Backend& gpu = backend(DeviceKind::cuda);
   Mt19937 generator(154);
   const Tensor x = zeros({0, 5}, DType::f32, kGpu), dy = zeros({0, 3}, DType::f32, kGpu),

@@ -36,8 +36,7 @@ struct Step {
 
 }  // namespace
 
-TEST_CASE("cuda: a step of SimpleCNN has the CPU's loss and gradients, fused and one by one") {
-  DUET_NEEDS_CUDA();
+DUET_CUDA_TEST("cuda: a step of SimpleCNN has the CPU's loss and gradients, fused and one by one") {
   Mt19937 generator(131);
   nn::SimpleCNN net(1);
   for (const std::int64_t rows : {1, 3}) {
@@ -57,8 +56,7 @@ TEST_CASE("cuda: a step of SimpleCNN has the CPU's loss and gradients, fused and
   }
 }
 
-TEST_CASE("cuda: SimpleCNN's log-probabilities stay near the CPU's in every precision") {
-  DUET_NEEDS_CUDA();
+DUET_CUDA_TEST("cuda: SimpleCNN's log-probabilities stay near the CPU's in every precision") {
   Mt19937 generator(132);
   nn::SimpleCNN net(2);
   const Tensor images = to_tensor(random_array({2, 1, 28, 28}, generator));

@@ -71,8 +71,7 @@ TEST_CASE("a rank that fails ends the ranks that wait for it in the store") {
   CHECK_THROWS_WITH(run_rank_threads(3, job, options), "rank 1: the disk is full");
 }
 
-TEST_CASE("the kernel ends connections of Gloo whose other host is silent for the timeout") {
-  if (!why_no_gloo().empty()) DUET_SKIP("Gloo is not built");
+DUET_TEST_UNLESS(why_no_gloo(), "the kernel ends connections of Gloo whose other host is silent for the timeout") {
   const std::set<int> others = tcp_connections();
   std::atomic<int> connections{0}, limited{0};
   const auto count = [&](ProcessGroup& group) {

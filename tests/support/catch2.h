@@ -1,6 +1,8 @@
 // One include for Catch2 2.13 (Debian 12) and 3.x (Debian 13).
 #pragma once
 
+#include <string>
+
 #if __has_include(<catch2/catch_test_macros.hpp>)
 #include <catch2/catch_approx.hpp>
 #include <catch2/catch_template_test_macros.hpp>
@@ -18,7 +20,6 @@ using Catch::Matchers::ContainsSubstring;
 #else
 #include <catch2/catch.hpp>
 #define DUET_CATCH 2
-#include <string>
 namespace duet_test {
 using Catch::Detail::Approx;
 inline auto ContainsSubstring(const std::string& text) { return Catch::Matchers::Contains(text); }
@@ -41,3 +42,15 @@ void when_tests_end(void (*call)());
     SUCCEED("skipped: " << reason); \
     return;                         \
   } while (0)
+
+/// A test case that is skipped, with the reason, unless the text `why_not` is empty; then come its name and its tags.
+#define DUET_TEST_UNLESS(why_not, ...) DUET_NUMBERED_TEST(__COUNTER__, why_not, __VA_ARGS__)
+#define DUET_NUMBERED_TEST(number, ...) DUET_TEST_OF(number, __VA_ARGS__)  // so that the number is there
+#define DUET_TEST_OF(number, why_not, ...)          \
+  static void duet_test_body_##number();            \
+  TEST_CASE(__VA_ARGS__) {                          \
+    const std::string reason = why_not;             \
+    if (!reason.empty()) DUET_SKIP(reason.c_str()); \
+    duet_test_body_##number();                      \
+  }                                                 \
+  static void duet_test_body_##number()

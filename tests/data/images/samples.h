@@ -5,6 +5,7 @@
 #include <span>
 #include <string>
 
+#include "lib/data/images/image_file.h"
 #include "tests/data/files.h"
 
 namespace duet_test {
@@ -19,6 +20,9 @@ struct ImageSample {
 
 /// JPEGs first.
 std::span<const ImageSample> image_samples();
+
+/// Empty if images can be read.
+inline std::string why_no_images() { return duet::data::has_image_codecs() ? "" : "built without images"; }
 
 /// First 16 digits of the SHA-256.
 std::string short_hash(std::span<const std::uint8_t> bytes);

@@ -65,8 +65,7 @@ bool readable(const Bytes& content) {
 
 }  // namespace
 
-TEST_CASE("images of all kinds have Pillow's pixels") {
-  if (!has_image_codecs()) DUET_SKIP("built without images");
+DUET_TEST_UNLESS(duet_test::why_no_images(), "images of all kinds have Pillow's pixels") {
   for (const auto& sample : image_samples()) {
     INFO(sample.name);
     const Bytes content = sample.content();
@@ -77,8 +76,7 @@ TEST_CASE("images of all kinds have Pillow's pixels") {
   }
 }
 
-TEST_CASE("a part of a JPEG has the pixels of the whole") {
-  if (!has_image_codecs()) DUET_SKIP("built without images");
+DUET_TEST_UNLESS(duet_test::why_no_images(), "a part of a JPEG has the pixels of the whole") {
   const Bytes content = encode_jpeg(drawn(157, 131), 80);
   const Pixels whole = decoded(content);
   Philox random(1);
@@ -103,8 +101,7 @@ TEST_CASE("a part of a JPEG has the pixels of the whole") {
   }
 }
 
-TEST_CASE("a JPEG is read at a half, a quarter, an eighth") {
-  if (!has_image_codecs()) DUET_SKIP("built without images");
+DUET_TEST_UNLESS(duet_test::why_no_images(), "a JPEG is read at a half, a quarter, an eighth") {
   Pixels grey = drawn(157, 131);
   std::fill(grey.bytes.begin(), grey.bytes.end(), std::uint8_t{90});
   const Bytes content = encode_jpeg(grey);
@@ -122,8 +119,7 @@ TEST_CASE("a JPEG is read at a half, a quarter, an eighth") {
   CHECK(ImageFile::open(png, "a")->shrink(4) == 1);
 }
 
-TEST_CASE("cut images are errors that name the file") {
-  if (!has_image_codecs()) DUET_SKIP("built without images");
+DUET_TEST_UNLESS(duet_test::why_no_images(), "cut images are errors that name the file") {
   for (const auto& sample : image_samples()) {
     const Bytes whole = sample.content();
     for (std::size_t size = 0; size < whole.size(); size += 1 + size / 40) {
@@ -142,8 +138,7 @@ TEST_CASE("cut images are errors that name the file") {
   CHECK_THROWS_WITH(ImageFile::open(cut, "b.jpeg")->read({0, 0, 100, 16}, part), ContainsSubstring("b.jpeg: "));
 }
 
-TEST_CASE("damaged images are read or refused") {
-  if (!has_image_codecs()) DUET_SKIP("built without images");
+DUET_TEST_UNLESS(duet_test::why_no_images(), "damaged images are read or refused") {
   Philox random(7);
   int refused = 0;
   for (const auto& sample : image_samples()) {
@@ -172,8 +167,7 @@ TEST_CASE("what is no image, or is too large, is refused") {
   }
 }
 
-TEST_CASE("a JPEG that is written can be read") {
-  if (!has_image_codecs()) DUET_SKIP("built without images");
+DUET_TEST_UNLESS(duet_test::why_no_images(), "a JPEG that is written can be read") {
   Pixels pixels = drawn(40, 30);
   for (std::size_t i = 0; i < pixels.bytes.size(); ++i) pixels.bytes[i] = static_cast<std::uint8_t>(i / 3 % 40 * 5);
   const Pixels back = decoded(encode_jpeg(pixels, 95));
@@ -199,8 +193,7 @@ TEST_CASE("images are read from regular files") {
   CHECK(read_image(folder / "a.jpg").region.width == 21);
 }
 
-TEST_CASE("an image file tells what its pixels lose") {
-  if (!has_image_codecs()) DUET_SKIP("built without images");
+DUET_TEST_UNLESS(duet_test::why_no_images(), "an image file tells what its pixels lose") {
   for (const duet_test::ImageSample& sample : duet_test::image_samples()) {
     const std::string name = sample.name;
     CAPTURE(name);

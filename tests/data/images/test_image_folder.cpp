@@ -64,16 +64,17 @@ Fetched fetched(const Dataset& set, const Longs& indices, std::int64_t epoch = 0
   return {{values.begin(), values.end()}, {numbers.begin(), numbers.end()}};
 }
 
-/// Three classes of four images.
-void put_classes(const TemporaryFolder& root) {
-  for (int i = 0; i < 12; ++i)
-    put(root / (std::string(1, static_cast<char>('a' + i / 4)) + '/' + std::to_string(i) + ".png"), i);
-}
+/// A folder of three classes of four images.
+struct Classes : TemporaryFolder {
+  Classes() {
+    for (int i = 0; i < 12; ++i)
+      put(*this / (std::string(1, static_cast<char>('a' + i / 4)) + '/' + std::to_string(i) + ".png"), i);
+  }
+};
 
 }  // namespace
 
-TEST_CASE("folders are classes, in torchvision's order of samples") {
-  if (!has_image_codecs()) DUET_SKIP("built without images");
+DUET_TEST_UNLESS(duet_test::why_no_images(), "folders are classes, in torchvision's order of samples") {
   const TemporaryFolder root, elsewhere;
   for (const char* const name : {"b/2.JPG", "b/10.png", "b/sub/1.jpeg", "b/sub-1/0.png", "b/sub/deep/x.webp",
                                  "B/z.tiff", "-c/a.bmp", "not-a-class.jpg", "b/.jpg"})
@@ -114,10 +115,8 @@ TEST_CASE("folders that hold no classes of images are errors that name them") {
   CHECK_THROWS_AS(ImageFolder(root.path(), {.transform = ResizeCentreCrop{.size = 300}}), UsageError);
 }
 
-TEST_CASE("samples are normalised views, as planes") {
-  if (!has_image_codecs()) DUET_SKIP("built without images");
-  const TemporaryFolder root;
-  put_classes(root);
+DUET_TEST_UNLESS(duet_test::why_no_images(), "samples are normalised views, as planes") {
+  const Classes root;
   const ImageFolder images(root.path(), {.transform = kSmall});
   const Fetched got = fetched(images, {5, 0});
   CHECK(got.labels == Longs{1, 0});
@@ -137,10 +136,8 @@ TEST_CASE("samples are normalised views, as planes") {
   CHECK_THROWS_AS(fetched(images, {12}), DataError);
 }
 
-TEST_CASE("images are mirrored, all or none") {
-  if (!has_image_codecs()) DUET_SKIP("built without images");
-  const TemporaryFolder root;
-  put_classes(root);
+DUET_TEST_UNLESS(duet_test::why_no_images(), "images are mirrored, all or none") {
+  const Classes root;
   RandomResizedCrop crop{.size = 9, .flip = 0};
   const Fetched plain = fetched(ImageFolder(root.path(), {.transform = crop}), {3, 9});
   crop.flip = 1;
@@ -152,10 +149,8 @@ TEST_CASE("images are mirrored, all or none") {
   CHECK(mirrored == plain);
 }
 
-TEST_CASE("random crops change with the epoch, and with nothing else") {
-  if (!has_image_codecs()) DUET_SKIP("built without images");
-  const TemporaryFolder root;
-  put_classes(root);
+DUET_TEST_UNLESS(duet_test::why_no_images(), "random crops change with the epoch, and with nothing else") {
+  const Classes root;
   const ImageFolder images(root.path(), {.transform = RandomResizedCrop{.size = 8, .seed = 3}});
   const Fetched first = fetched(images, {0, 1, 2, 3, 4});
   CHECK(first == fetched(images, {0, 1, 2, 3, 4}, 0));
@@ -187,10 +182,8 @@ TEST_CASE("random crops change with the epoch, and with nothing else") {
   CHECK(epochs(3) == expected);
 }
 
-TEST_CASE("broken images are errors, or skipped, named and counted") {
-  if (!has_image_codecs()) DUET_SKIP("built without images");
-  const TemporaryFolder root;
-  put_classes(root);
+DUET_TEST_UNLESS(duet_test::why_no_images(), "broken images are errors, or skipped, named and counted") {
+  const Classes root;
   const auto cut = [&](const std::string& name) {
     duet_test::Bytes content = duet_test::read_file(root / name);
     content.resize(content.size() / 2);
@@ -226,10 +219,8 @@ TEST_CASE("broken images are errors, or skipped, named and counted") {
   CHECK_THROWS_WITH(fetched(images, {0}), ContainsSubstring("a/0.png"));
 }
 
-TEST_CASE("files of formats that are not read are counted and named at once") {
-  if (!has_image_codecs()) DUET_SKIP("built without images");
-  const TemporaryFolder root;
-  put_classes(root);
+DUET_TEST_UNLESS(duet_test::why_no_images(), "files of formats that are not read are counted and named at once") {
+  const Classes root;
   put(root / "c/jpeg-inside.webp", 0);
   CHECK_NOTHROW(ImageFolder(root.path(), {.transform = kSmall}));
   for (const char* const name : {"a/1.bmp", "b/2.WEBP", "b/3.tiff"}) duet_test::write_file(root / name, {'B', 'M', 0});
@@ -246,10 +237,9 @@ TEST_CASE("files of formats that are not read are counted and named at once") {
   CHECK_THAT(said[0], ContainsSubstring(found));
 }
 
-TEST_CASE("a file that is no image is found when the folder is listed, whatever its name") {
-  if (!has_image_codecs()) DUET_SKIP("built without images");
-  const TemporaryFolder root;
-  put_classes(root);
+DUET_TEST_UNLESS(duet_test::why_no_images(),
+                 "a file that is no image is found when the folder is listed, whatever its name") {
+  const Classes root;
   const std::pair<duet_test::Bytes, const char*> cases[] = {{{0, 5, 22, 7, 0, 2, 0, 0}, ": metadata of macOS"},
                                                             {{}, "/._0.png"},
                                                             {{'<', 'h', 't', 'm', 'l', '>'}, ": an HTML page"}};
@@ -260,11 +250,8 @@ TEST_CASE("a file that is no image is found when the folder is listed, whatever 
   }
 }
 
-TEST_CASE("hidden folders are no classes, and hold no samples") {
-  if (!has_image_codecs()) DUET_SKIP("built without images");
-  const TemporaryFolder root, other;
-  put_classes(root);
-  put_classes(other);
+DUET_TEST_UNLESS(duet_test::why_no_images(), "hidden folders are no classes, and hold no samples") {
+  const Classes root, other;
   const std::vector<std::string> expected = names(ImageFolder(root.path()), root.path());
   for (const char* const name :
        {".ipynb_checkpoints/0.png", "__MACOSX/0.png", "a/0.GIF", "a/x/1.jfif", "b/.git/0.png", "c/x/@eaDir/0.png"})
@@ -281,10 +268,8 @@ TEST_CASE("hidden folders are no classes, and hold no samples") {
       "D: train has 3 classes and val 3, expected the same directories in both; only train has a; only val has d");
 }
 
-TEST_CASE("a sample that a folder does not have is an error") {
-  if (!has_image_codecs()) DUET_SKIP("built without images");
-  const TemporaryFolder root;
-  put_classes(root);
+DUET_TEST_UNLESS(duet_test::why_no_images(), "a sample that a folder does not have is an error") {
+  const Classes root;
   const ImageFolder images(root.path(), {.transform = kSmall});
   for (const std::int64_t index : {std::int64_t{-1}, std::int64_t{12}}) {
     CAPTURE(index);
@@ -293,8 +278,7 @@ TEST_CASE("a sample that a folder does not have is an error") {
   }
 }
 
-TEST_CASE("large images are decoded at a smaller scale if that is wanted") {
-  if (!has_image_codecs()) DUET_SKIP("built without images");
+DUET_TEST_UNLESS(duet_test::why_no_images(), "large images are decoded at a smaller scale if that is wanted") {
   const TemporaryFolder root;
   Pixels pixels;
   pixels.lay_out({0, 0, 200, 160});
@@ -316,10 +300,8 @@ TEST_CASE("large images are decoded at a smaller scale if that is wanted") {
   CHECK(std::equal(scaled.values.begin() + 3 * 24 * 24, scaled.values.end(), exact.values.begin() + 3 * 24 * 24));
 }
 
-TEST_CASE("random crops of another epoch than the loader's are warned about once") {
-  if (!has_image_codecs()) DUET_SKIP("built without images");
-  const TemporaryFolder root;
-  put_classes(root);
+DUET_TEST_UNLESS(duet_test::why_no_images(), "random crops of another epoch than the loader's are warned about once") {
+  const Classes root;
   const ImageFolder random(root.path(), {.transform = RandomResizedCrop{.size = 8}}),
       fixed(root.path(), {.transform = kSmall});
   const duet_test::Said said;
@@ -331,8 +313,8 @@ TEST_CASE("random crops of another epoch than the loader's are warned about once
   CHECK(said.lines() == 1);
 }
 
-TEST_CASE("images that lose something are counted when the folder is listed, by rank 0") {
-  if (!has_image_codecs()) DUET_SKIP("built without images");
+DUET_TEST_UNLESS(duet_test::why_no_images(),
+                 "images that lose something are counted when the folder is listed, by rank 0") {
   const TemporaryFolder root;
   const auto samples = duet_test::image_samples();
   Longs all(samples.size());
@@ -351,8 +333,8 @@ TEST_CASE("images that lose something are counted when the folder is listed, by 
   }
 }
 
-TEST_CASE("an image warns when it is read of a loss that its first bytes don't show") {
-  if (!has_image_codecs()) DUET_SKIP("built without images");
+DUET_TEST_UNLESS(duet_test::why_no_images(),
+                 "an image warns when it is read of a loss that its first bytes don't show") {
   const TemporaryFolder root;
   for (const auto& sample : duet_test::image_samples()) {
     if (sample.name != std::string("colour PNG with a transparent colour")) continue;

@@ -45,8 +45,7 @@ TEST_CASE("a rank killed inside a collective ends its peers, over shared memory"
   kill_inside("shm", "recv", 2);
 }
 
-TEST_CASE("a rank killed inside a collective ends its peers, over Gloo") {
-  if (!why_no_gloo().empty()) DUET_SKIP("Gloo is not built");
+DUET_TEST_UNLESS(why_no_gloo(), "a rank killed inside a collective ends its peers, over Gloo") {
   int ranks = 2;
   for (const char* op : {"all_reduce", "broadcast", "reduce_scatter", "all_to_all", "barrier"})
     kill_inside("gloo", op, ranks = ranks % 3 + 2);

@@ -105,8 +105,7 @@ TEST_CASE("under torchrun on several hosts the store takes a port of the range")
                  ContainsSubstring(concat("the store at 127.0.0.1 port ", ports.first, " serves another run")));
 }
 
-TEST_CASE("Gloo, which takes ports of its own, is refused with a range") {
-  if (!why_no_gloo().empty()) DUET_SKIP("Gloo is not built");
+DUET_TEST_UNLESS(why_no_gloo(), "Gloo, which takes ports of its own, is refused with a range") {
   CHECK_THAT(run_worker(2, {"rounds", "3", "gloo"}, {.port_range = text_of(free_ports(3))}).result.message,
              ContainsSubstring("backend gloo takes a port of its own for each pair of ranks") &&
                  ContainsSubstring("expected backend tcp"));

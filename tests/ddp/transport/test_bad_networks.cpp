@@ -130,8 +130,7 @@ TEST_CASE("a store from which nothing comes any more is given up within the give
   check_lost_store({.swallow_after = 2000, .only_answers = true}, 4s);
 }
 
-TEST_CASE("slow connections between ranks change no bit") {
-  if (!why_no_gloo().empty()) DUET_SKIP("Gloo is not built");
+DUET_TEST_UNLESS(why_no_gloo(), "slow connections between ranks change no bit") {
   const Outcome slow = run_proxied(2, "train", {.delay = 2ms});
   CHECK(slow.result.message == "");
   const Outcome plain = run_worker(2, {"train", "64"});
@@ -142,8 +141,7 @@ TEST_CASE("slow connections between ranks change no bit") {
   CHECK(slow.out.at(0).at(1) == "proxied");  // the others connect with it
 }
 
-TEST_CASE("a reset between ranks ends all of them at once, and each names a peer") {
-  if (!why_no_gloo().empty()) DUET_SKIP("Gloo is not built");
+DUET_TEST_UNLESS(why_no_gloo(), "a reset between ranks ends all of them at once, and each names a peer") {
   for (const std::size_t bytes : {5000u, 300'000u, 1'000'000u}) {
     INFO("after " << bytes << " bytes");
     const auto begin = Clock::now();
@@ -152,8 +150,7 @@ TEST_CASE("a reset between ranks ends all of them at once, and each names a peer
   }
 }
 
-TEST_CASE("a reset while ranks connect ends all of them") {
-  if (!why_no_gloo().empty()) DUET_SKIP("Gloo is not built");
+DUET_TEST_UNLESS(why_no_gloo(), "a reset while ranks connect ends all of them") {
   // They wait 2 s for a rank that has already failed.
   Outcome run = run_proxied(3, "endless", {.reset_after = 100}, {.timeout = 2s, .connect = 2s});
   CHECK(run.result.exit_code == 1);
@@ -162,8 +159,8 @@ TEST_CASE("a reset while ranks connect ends all of them") {
   for (int rank = 0; rank < 3; ++rank) CHECK(!run.err[rank].empty());
 }
 
-TEST_CASE("a peer from which nothing comes any more is given up within the given timeout, and is named") {
-  if (!why_no_gloo().empty()) DUET_SKIP("Gloo is not built");
+DUET_TEST_UNLESS(why_no_gloo(),
+                 "a peer from which nothing comes any more is given up within the given timeout, and is named") {
   for (const bool only_answers : {false, true}) {
     Outcome run =
         run_proxied(3, "endless", {.swallow_after = 300'000, .only_answers = only_answers}, {.timeout = 1500ms});

@@ -275,8 +275,7 @@ constexpr const char* kNoNamespaces = "network namespaces cannot be made here";
 
 }  // namespace
 
-TEST_CASE("two network namespaces are two hosts, with memory inside and Gloo between") {
-  if (!why_no_gloo().empty()) DUET_SKIP("Gloo is not built");
+DUET_TEST_UNLESS(why_no_gloo(), "two network namespaces are two hosts, with memory inside and Gloo between") {
   const TwoHosts run("meet", "host $a 0 & host $b 1 & wait");
   if (run.impossible()) DUET_SKIP(kNoNamespaces);
   INFO(run.text("err0") << run.text("err1"));
@@ -286,8 +285,7 @@ TEST_CASE("two network namespaces are two hosts, with memory inside and Gloo bet
   CHECK(run.text("out1") == run.text("out0"));
 }
 
-TEST_CASE("ranks of a host that never comes are named") {
-  if (!why_no_gloo().empty()) DUET_SKIP("Gloo is not built");
+DUET_TEST_UNLESS(why_no_gloo(), "ranks of a host that never comes are named") {
   const TwoHosts run("alone", "host $a 0");
   if (run.impossible()) DUET_SKIP(kNoNamespaces);
   CHECK(run.text("code0") == "1\n");
@@ -295,8 +293,7 @@ TEST_CASE("ranks of a host that never comes are named") {
                                    ContainsSubstring("ranks 1, 2, 3 of 4 did not join within 2000 ms"));
 }
 
-TEST_CASE("a cut cable ends the job on both sides, and names ranks of the other") {
-  if (!why_no_gloo().empty()) DUET_SKIP("Gloo is not built");
+DUET_TEST_UNLESS(why_no_gloo(), "a cut cable ends the job on both sides, and names ranks of the other") {
   const auto begin = Clock::now();
   const TwoHosts run("endless",
                      "host $a 0 & host $b 1 & "
@@ -329,16 +326,15 @@ int lost_packets(const TwoHosts& run) {
 
 }  // namespace
 
-TEST_CASE("between hosts with 50 ms there and back, and every 50th packet lost, sums have the same bits") {
-  if (!why_no_gloo().empty()) DUET_SKIP("Gloo is not built");
+DUET_TEST_UNLESS(why_no_gloo(),
+                 "between hosts with 50 ms there and back, and every 50th packet lost, sums have the same bits") {
   const TwoHosts run("sums", std::string(kOnBothHosts) + "wait $one $other", "25 50");
   if (run.impossible()) DUET_SKIP("network namespaces with devices of a program cannot be made here");
   check_same_sums(run);
   CHECK(lost_packets(run) > 0);
 }
 
-TEST_CASE("a cable from which nothing comes for a while holds sums up, and changes none") {
-  if (!why_no_gloo().empty()) DUET_SKIP("Gloo is not built");
+DUET_TEST_UNLESS(why_no_gloo(), "a cable from which nothing comes for a while holds sums up, and changes none") {
   const TwoHosts run("sums",
                      std::string(kOnBothHosts) +
                          "until grep -q going $dir/err0 || [ -e $dir/code0 ]; do sleep 0.01; done; "
@@ -349,8 +345,8 @@ TEST_CASE("a cable from which nothing comes for a while holds sums up, and chang
   CHECK(lost_packets(run) > 0);
 }
 
-TEST_CASE("a cable from which nothing comes any more ends the job on both sides, and names ranks of the other") {
-  if (!why_no_gloo().empty()) DUET_SKIP("Gloo is not built");
+DUET_TEST_UNLESS(why_no_gloo(),
+                 "a cable from which nothing comes any more ends the job on both sides, and names ranks of the other") {
   const auto begin = Clock::now();
   const TwoHosts run("endless",
                      std::string(kOnBothHosts) +
