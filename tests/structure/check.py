@@ -49,7 +49,7 @@ MAX_FILES = 30
 MAX_FUNCTION = 60  # lines
 # Most lines of C++ and CUDA in the product (without examples), of C++, CUDA, Python and shell in the tests, of Python and shell in
 # tools/, and most files of all three. An issue states by how much its change may raise one; nothing else does.
-MAXIMA = {"product": 68_900, "tests": 68_800, "tools": 2_720, "files": 945}
+MAXIMA = {"product": 69_130, "tests": 68_800, "tools": 2_720, "files": 946}
 
 # Vendor header -> files that may include it.
 VENDORS = {
