@@ -145,13 +145,6 @@ TEST_CASE("the pictures of weak scaling: an epoch's ideal is divided, a step's i
   CHECK(row[2] == "200");
 }
 
-TEST_CASE("averaging's note takes the rows of a step into account") {
-  Results results = weak_results();
-  results.runs.push_back(run_of("averaging", 4, 30000, "b"));
-  CHECK_THAT(epoch_chart(results).caption,
-             ContainsSubstring("forward and backward go from 11,900 us to 29,900 us where 11,900 us would be ideal"));
-}
-
 TEST_CASE("a model's rows are measured where their batches are, and predicted at their own batch") {
   Results results = weak_results();
   results.model = duet_test::fitting_model();
