@@ -14,8 +14,6 @@
 namespace duet::cpu {
 namespace {
 
-const float* data_or_null(const Tensor& x) { return x.defined() ? x.data<float>() : nullptr; }
-
 /// A tensor (N, C, H, W) of any layout: its blocks of rows, and its channels.
 class NormBatch {
  public:
@@ -80,10 +78,6 @@ void set_factors(NormLanes& lanes, std::size_t lane, float mean, float inverse_s
   lanes.factor[lane] = inverse_std * weight;
   lanes.shift[lane] = bias - mean * lanes.factor[lane];
   lanes.mean[lane] = mean;
-}
-
-float* rows_or_null(const Tensor& tensor, std::int64_t begin) {
-  return tensor.defined() ? rows_of(tensor, begin) : nullptr;
 }
 
 }  // namespace
@@ -184,7 +178,7 @@ void CpuBackend::layer_norm_forward(const Tensor& x, const Tensor& weight, const
                                     const Tensor& y) {
   const std::int64_t vectors = vectors_of(x.shape().with(0, 1));
   for_each_block(x, [&](std::int64_t begin, std::int64_t end, int) {
-    kernels_.layer_norm(rows_of(x, begin), data_or_null(weight), data_or_null(bias), eps, rows_of(y, begin),
+    kernels_.layer_norm(rows_of(x, begin), rows_or_null(weight), rows_or_null(bias), eps, rows_of(y, begin),
                         (end - begin) * vectors, x.size(-1));
   });
 }
@@ -195,9 +189,8 @@ void CpuBackend::layer_norm_backward(const Tensor& x, const Tensor& weight, cons
   const Blocks blocks = blocks_of(x);
   LeafGradients leaves(device(x), kernels_, blocks, n, n);
   leaves.run([&](Blocks::Range rows, int, float* weights, float* biases) {
-    kernels_.layer_norm_backward(rows_of(x, rows.begin), data_or_null(weight), rows_of(dy, rows.begin), eps,
-                                 dx.defined() ? rows_of(dx, rows.begin) : nullptr, weights, biases,
-                                 rows.rows() * vectors, n);
+    kernels_.layer_norm_backward(rows_of(x, rows.begin), rows_or_null(weight), rows_of(dy, rows.begin), eps,
+                                 rows_or_null(dx, rows.begin), weights, biases, rows.rows() * vectors, n);
   });
   if (dweight.defined()) std::copy_n(leaves.weights(), n, dweight.data<float>());
   if (dbias.defined()) std::copy_n(leaves.bias(), n, dbias.data<float>());

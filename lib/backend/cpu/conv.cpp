@@ -149,7 +149,7 @@ Layout CpuBackend::conv2d_layout(const Shape& x, const Shape& w) const {
 
 void CpuBackend::conv2d_forward(const Tensor& x, const Tensor& w, const Tensor& b, const Tensor& y,
                                 const Window2d& window) {
-  const float* const bias = b.defined() ? b.data<float>() : nullptr;
+  const float* const bias = rows_or_null(b);
   const bool bf16 = rounds(x, w, y);
   if (bf16 && bias == nullptr && takes_tiles(x, y, kernels_) && tiles_are_faster(ConvPass::forward, y, window))
     return tiled_conv(blocked_conv(x.shape(), y.shape(), window), false, x, w, y);
@@ -451,7 +451,7 @@ void CpuBackend::nonzero_backward(const Tensor& dy, const Tensor& index, const T
     const std::int64_t begin = rows.begin;
     kernels_.nonzero_backward(g, rows_of(x, begin), rows_of(dy, begin),
                               index.data<std::uint8_t>() + begin * f.row_count, rows.rows(), taps.data<float>(),
-                              dx.defined() ? rows_of(dx, begin) : nullptr, weights, bias,
+                              rows_or_null(dx, begin), weights, bias,
                               device.worker(id).gradient.bytes(kernels_.nonzero_scratch_bytes(g)));
   });
   if (db.defined()) std::copy_n(gradients.bias(), f.channels, db.data<float>());

@@ -126,6 +126,11 @@ inline float* rows_of(const Tensor& tensor, std::int64_t begin) {
   return tensor.data<float>() + begin * tensor.shape().count_from(1);
 }
 
+/// Null if the tensor is undefined.
+inline float* rows_or_null(const Tensor& tensor, std::int64_t begin = 0) {
+  return tensor.defined() ? rows_of(tensor, begin) : nullptr;
+}
+
 /// A batch's blocks as the kernels take them.
 inline Leaves leaves_of(const Blocks& blocks) {
   static_assert(kMostLeaves == kMostBlocks);

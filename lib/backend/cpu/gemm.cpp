@@ -29,9 +29,8 @@ void CpuBackend::linear_forward(const Tensor& x, const Tensor& w, const Tensor& 
   const std::int64_t in = w.size(1), out = w.size(0);
   CpuDevice& device = this->device(x);
   for_each_share(device, vectors_of(x.shape()), [&](std::int64_t begin, std::int64_t rows, int id) {
-    kernels_.linear(x.data<float>() + begin * in, w.data<float>(), b.defined() ? b.data<float>() : nullptr,
-                    y.data<float>() + begin * out, rows, in, out,
-                    device.worker(id).row.bytes(kernels_.linear_forward_scratch_bytes(rows, in, out)));
+    kernels_.linear(x.data<float>() + begin * in, w.data<float>(), rows_or_null(b), y.data<float>() + begin * out, rows,
+                    in, out, device.worker(id).row.bytes(kernels_.linear_forward_scratch_bytes(rows, in, out)));
   });
 }
 
@@ -162,7 +161,8 @@ void CpuBackend::attention_backward(const Tensor& dy, const Tensor& q, const Ten
 
 void CpuBackend::linear_relu_dropout_forward(const Tensor& x, const Tensor& w, const Tensor& b, const Tensor& y,
                                              const DropoutKey& dropout) {
-  const std::int64_t in = w.size(1), out = w.size(0), first = x.stamp_or_self().first;
+  linear_forward(x, w, b, y);
+  const std::int64_t out = w.size(0), first = x.stamp_or_self().first;
   CpuDevice& device = this->device(x);
   for_each_share(device, x.size(0), [&](std::int64_t begin, std::int64_t rows, int id) {
     std::uint8_t* const mask = dropout.p > 0 ? device.worker(id).mask.bytes(rows * out) : nullptr;
@@ -170,8 +170,6 @@ void CpuBackend::linear_relu_dropout_forward(const Tensor& x, const Tensor& w, c
       kernels_.dropout_mask(mask + row * out, out, dropout.seed, dropout.step,
                             static_cast<std::uint64_t>(first + begin + row), dropout.layer, dropout.threshold());
     float* const to = y.data<float>() + begin * out;
-    kernels_.linear(x.data<float>() + begin * in, w.data<float>(), b.defined() ? b.data<float>() : nullptr, to, rows,
-                    in, out, device.worker(id).row.bytes(kernels_.linear_forward_scratch_bytes(rows, in, out)));
     kernels_.relu(to, to, rows * out);
     if (mask != nullptr) kernels_.mask_scale(to, mask, dropout.scale(), to, rows * out);
   });
