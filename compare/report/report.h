@@ -80,8 +80,8 @@ std::vector<std::string> without_a_result(const Results& results);
 // Pictures with what stands under them: only what the data show. empty() where there is nothing to draw.
 /// Speed-up over single with its interval: a bar per run, in it marks for the ideal and for what copies reach.
 Chart speedup_chart(const Results& results);
-/// What a step takes beyond the ideal, part by part, of the runs on the most devices; why those that it doesn't explain
-/// are not drawn.
+/// Shows the parts of a step beyond the ideal, of the runs on the most devices. Its caption says why some runs are
+/// missing.
 Chart overhead_chart(const Results& results);
 /// Time of an epoch against devices: a line per mode, bars from min to max, the ideal line dashed.
 Chart epoch_chart(const Results& results);

@@ -23,7 +23,7 @@ bool has_terms(const CostModel& model, Mode mode, bool has_link, const std::stri
          !(mode == Mode::averaging ? model.parameter_bytes.empty() : model.buckets.empty());
 }
 
-/// What was not run, no measured row can refute.
+/// Returns the modes to predict: unless the plan names them, those that ran, as a measured row can refute these only.
 std::vector<Mode> modes_of(const Results& results, const CostModel& model, const ScalingPlan& plan) {
   if (!plan.modes.empty()) return plan.modes;
   std::vector<Mode> modes;

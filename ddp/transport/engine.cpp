@@ -302,7 +302,7 @@ class EngineGroup final : public ProcessGroup {
       if (thread->joinable()) thread->join();
   }
 
-  /// On a thread of its own, as the group's may be in a collective for which a rank comes only after its messages.
+  /// Runs on a separate thread: the group's thread may be in a collective that a rank joins only after its messages.
   void move_messages() {
     std::unique_lock lock(mutex_);
     while (!ending_.wait_for(lock, kTick, [this] { return stopping_; })) {

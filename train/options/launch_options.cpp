@@ -180,8 +180,7 @@ void add_launch(CLI::App& app, LaunchOptions& options) {
   app.add_option_function<std::string>(
          both("-n,--nproc,--nproc-per-node"), [&](const std::string& text) { options.job.ranks = count_of(text); },
          "number of processes (ranks) on this host, or a word: cpu for one per core, gpu for one per GPU, or auto for "
-         "gpu "
-         "if there is one, else cpu")
+         "gpu if there is one, else cpu")
       ->check(Check([](const std::string&) { return std::string(); }, one_of(kCounts).get_description()))
       ->default_str(std::to_string(options.job.ranks));
   app.add_option_function<std::string>(

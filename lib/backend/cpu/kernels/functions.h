@@ -30,7 +30,7 @@ template <class... Lower>
 
 /// e^x = 2^n e^r for the whole number n that makes r smallest; a minimax polynomial gives e^r. Error: 0.91 ulp.
 [[gnu::always_inline]] inline Vec exp(Vec x) {
-  const Vec most = broadcast(89), least = broadcast(-104);  // behind which the result is infinite, or 0
+  const Vec most = broadcast(89), least = broadcast(-104);  // beyond these the result is infinite, or 0
   x = x > most ? most : x;
   x = x < least ? least : x;
   const Vec shift = broadcast(12582912);  // 1.5 * 2^23: what is added to it is rounded to a whole number

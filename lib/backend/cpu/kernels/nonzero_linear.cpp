@@ -1,5 +1,5 @@
 // Gradients of a linear layer over the nonzero elements of dy only: relu and dropout make most of them zero. A term
-// that is zero changes no sum unless its other factor is not finite: behind such a factor zeros are counted, too.
+// that is zero changes no sum unless its other factor is not finite. From such a factor on, zeros are counted, too.
 #include <cstdint>
 #include <type_traits>
 

@@ -86,7 +86,7 @@ class Order {
   int merges_[kMostLeaves] = {};
 };
 
-/// What the tile of a span works on.
+/// Operands and result of a tile, over one span.
 struct TileTask {
   const Span* span = nullptr;
   const float* a = nullptr;  // packed: (term, row of the tile)
